@@ -30,7 +30,7 @@ class Simulation(schema.FrozenModel):
 class Data(schema.Data):
     gzip: bool = setting(True, "format written by `data make` and `convert`; readers detect it")
     packer: Literal["zlib", "isal"] = setting(
-        "zlib", "compressor of `data make`: zlib as in the official preparation, or isal, 25 times faster"
+        "zlib", "compressor for `data make`: zlib, as in the official preparation, or isal, 25 times faster"
     )
     simulation: Simulation | None = None
 
@@ -60,14 +60,14 @@ class Hyperparameters(schema.Hyperparameters):
 
     opt_name: Literal["sgd", "adam"] = "sgd"
     opt_momentum: float = Field(0.9, ge=0, lt=1)
-    opt_base_learning_rate: float = Field(gt=0, description="the peak rate, after warm-up")
+    opt_base_learning_rate: float = Field(gt=0, description="peak learning rate, after warm-up")
     opt_learning_rate_warmup_epochs: int = Field(0, ge=0)
     opt_learning_rate_warmup_factor: float = setting(
         1.0, "warm-up starts at the base rate divided by this; below 1 the rate falls", gt=0
     )
     opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
     opt_learning_rate_decay_factor: tuple[float, ...] = setting(
-        (), "one per boundary: the fraction of the base rate after it"
+        (), "fraction of the base rate after each boundary"
     )
     opt_learning_rate_schedule: Literal["multistep", "linear"] = setting(
         "multistep", "linear: down to zero over max_epochs (open division, Farrell et al. 2021)"
@@ -80,7 +80,9 @@ class Hyperparameters(schema.Hyperparameters):
         """As in ``schema.Hyperparameters``; the meaning of the warm-up factor may differ."""
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
-            why = "below 1, it may be the fraction of the rate at which warm-up starts instead of the divisor"
+            why = (
+                "below 1, it may be the fraction of the rate at which warm-up starts rather than the divisor"
+            )
             yield "opt_learning_rate_warmup_factor", why
 
     @model_validator(mode="after")
@@ -91,8 +93,8 @@ class Hyperparameters(schema.Hyperparameters):
         )
         if len(boundaries) != len(factors):
             raise ValueError(
-                f"opt_learning_rate_decay_factor {list(factors)} must have a factor for each "
-                f"boundary, {list(boundaries)}"
+                f"opt_learning_rate_decay_factor {list(factors)} must have one factor per "
+                f"boundary of {list(boundaries)}"
             )
         if list(boundaries) != sorted(set(boundaries)):
             raise ValueError(f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} must be increasing")
@@ -161,8 +163,8 @@ class CosmoFlow(schema.Run):
             raise ValueError("training.coarse_epochs averages counts: set loading.sample_dtype=int16")
         if stages >= self.network.conv_layers:
             raise ValueError(
-                f"training.coarse_epochs: at most {self.network.conv_layers - 1} stages with this "
-                f"network, not {stages}"
+                f"training.coarse_epochs: this network allows at most {self.network.conv_layers - 1} "
+                f"stages, not {stages}"
             )
         return self
 

@@ -21,10 +21,10 @@ class Simulation(schema.FrozenModel):
     cyclones: float = setting(2.5, "mean number of tropical cyclones placed in a sample", ge=0)
     rivers: float = setting(5.0, "mean number of atmospheric rivers placed in a sample", ge=0)
     decoys: float = setting(
-        6.0, "mean number of near misses (excluded from the masks) for each type of storm", ge=0
+        6.0, "mean number of near misses (excluded from the masks) per type of storm", ge=0
     )
     strains: float = setting(0.0, "mean number of lows that look like cyclones but have no circulation", ge=0)
-    storm_size: PositiveFloat = setting(1.0, "factor on the size of storms, for coarse grids")
+    storm_size: PositiveFloat = setting(1.0, "scale factor of the storms, for coarse grids")
 
 
 class Data(schema.Data):
@@ -184,4 +184,6 @@ class DeepCam(schema.Run):
             raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")
         group = self.hyperparameters.batchnorm_group_size
         if ranks % group:
-            raise UserError(f"hyperparameters.batchnorm_group_size {group} must divide the {ranks} ranks")
+            raise UserError(
+                f"hyperparameters.batchnorm_group_size {group} must divide the number of ranks, {ranks}"
+            )

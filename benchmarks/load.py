@@ -71,7 +71,9 @@ def load_file(
     text, own = read_toml(path, "--config requires the config.toml of a run")
     if own.get("benchmark") != benchmark:
         where = at_line(path, text, "benchmark")
-        raise UserError(f"{where} is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")
+        raise UserError(
+            f"{where}: this configuration is for {shown(own.get('benchmark'))}, not for {benchmark}"
+        )
     try:
         return _validated(_over(own, dict(tables or {})), settings)
     except BadSetting as error:

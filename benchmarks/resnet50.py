@@ -38,8 +38,8 @@ class Network(schema.Network):
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
-    width: PositiveFloat = setting(1.0, "ResNets: factor on the filters inside blocks", le=2)
-    blocks: tuple[PositiveInt, ...] = setting((), "ResNets: blocks in each stage; []: the standard")
+    width: PositiveFloat = setting(1.0, "ResNets: factor for the number of filters inside blocks", le=2)
+    blocks: tuple[PositiveInt, ...] = setting((), "ResNets: blocks per stage; []: the standard numbers")
 
     @model_validator(mode="after")
     def _stages(self) -> "Network":
@@ -89,7 +89,7 @@ class Training(schema.DdpTraining):
         "mlperf: as in the MLPerf reference; torchvision: antialiased, by mean and standard deviation",
     )
     sgd: Literal["mlperf", "pytorch"] = setting(
-        "mlperf", "mlperf: weight decay of biases too, as in the reference; pytorch: torch.optim.SGD"
+        "mlperf", "mlperf: biases decay too, as in the reference; pytorch: torch.optim.SGD"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     epochs_between_evals: PositiveInt = setting(4, "epochs between evaluations")

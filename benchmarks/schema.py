@@ -154,12 +154,12 @@ class DdpTraining(Training):
 
     cuda_graphs: CudaGraphs = setting(
         "off",
-        "replay whole steps as CUDA graphs (NVIDIA); auto: if a trial gives the same as eager steps",
+        "replay whole steps as CUDA graphs (NVIDIA); auto: if a trial matches eager steps",
         only_in="pytorch",
     )
     bucket_cap_mib: float | None = setting(
         None,
-        "maximum all-reduce of DistributedDataParallel; none: PyTorch's default",
+        "maximum size of a DistributedDataParallel all-reduce; none: PyTorch's default",
         gt=0,
         le=1024 * 1024,
         only_in="pytorch",
@@ -199,8 +199,8 @@ class SpatialTraining(DdpTraining):
             raise UserError(f"training.spatial={cut} requires a multiple of {group} ranks, not {ranks}")
         if group > 1 and batch % (ranks // group):
             raise UserError(
-                f"hyperparameters.global_batch_size {batch} must be a multiple of the {ranks // group} groups of "
-                f"{group} ranks"
+                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks // group}, "
+                f"the number of groups of {group} ranks"
             )
 
 
@@ -210,14 +210,14 @@ class HorovodTraining(Training):
 
     fusion_threshold_mib: float | None = setting(
         None,
-        "gradients that Horovod fuses into an all-reduce, at most; none: as it is set, or 128",
+        "maximum size of gradients that Horovod fuses into one all-reduce; none: Horovod's own setting, or 128",
         ge=0,
         le=1024 * 1024,
         only_in="tensorflow",
     )
     cycle_time_ms: float | None = setting(
         None,
-        "interval of Horovod's checks for gradients to send; none: as it is set, or 1",
+        "interval at which Horovod looks for gradients to send; none: Horovod's own setting, or 1",
         ge=0,
         le=60_000,
         only_in="tensorflow",
@@ -264,7 +264,7 @@ class Staging(FrozenModel):
     )
 
     exchange: bool = setting(
-        False, "mode shard: nodes exchange files before every epoch, for new random shares"
+        False, "with mode shard: nodes exchange files before every epoch, for new random shares"
     )
 
     @model_validator(mode="after")
@@ -282,7 +282,7 @@ class Loading(FrozenModel):
     """How a rank reads its samples during training."""
 
     workers: NonNegativeInt = setting(
-        0, "threads or processes per rank that read ahead; 0: per core with a GPU, at most 16, else 2"
+        0, "threads or processes per rank that read ahead; 0: one per core, at most 16, with a GPU, else 2"
     )
     prefetch: PositiveInt = setting(4, "maximum number of batches read ahead")
 
@@ -298,7 +298,7 @@ class Study(FrozenModel):
     warmup_steps: NonNegativeInt = setting(0, "steps before the measured ones")
     steps: NonNegativeInt = setting(0, "steps to measure; 0: train to the target")
     earlier_epochs: NonNegativeInt = setting(
-        0, "epochs that are read but not computed before the steps, to fill caches"
+        0, "epochs to read without computing before the steps, to fill caches"
     )
 
     def cut(self, steps: int) -> int:
@@ -309,8 +309,8 @@ class Study(FrozenModel):
             return steps
         if requested > steps:
             raise UserError(
-                f"{self.warmup_steps} + {self.steps} steps exceed the {steps} of an epoch; use "
-                "fewer, or a smaller batch"
+                f"{self.warmup_steps} warm-up + {self.steps} measured steps exceed the {steps} of an epoch; use "
+                "fewer steps or a smaller batch"
             )
         return requested
 
@@ -392,7 +392,7 @@ class Run(FrozenModel):
     def uncapturable(self) -> str:
         """The setting that prevents the run's steps from being replayed as CUDA graphs; empty if there is none."""
         if self.backward_passes > 1:
-            return "gradients are accumulated, which a graph of one pass does not do"
+            return "gradients are accumulated over several passes, but a graph covers only one"
         if self.training.spatial_size > 1:
             return "training.spatial exchanges parts of samples through the host"
         return "steps are emulated" if self.emulation.enabled else ""
@@ -413,7 +413,7 @@ class Run(FrozenModel):
         if batch % (ranks * passes):
             accumulated = f" with {passes} backward passes" if passes > 1 else ""
             raise UserError(
-                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks * passes}, for "
+                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks * passes} for "
                 f"{count(ranks, 'rank')}{accumulated}"
             )
         if self.study.earlier_epochs and not self.study.steps:

@@ -114,7 +114,7 @@ def momentum(context: RunContext) -> Iterator[Finding]:
             where,
             f"{_LARS_MOMENTUM}",
             f"{lars}",
-            f"do not change it below batches of {_LARGE_BATCH}, or {OPEN}",
+            f"do not change it for batches below {_LARGE_BATCH}, or {OPEN}",
         )
 
 
@@ -184,7 +184,7 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
             remedy = f"{OPEN}, or add it to closed_free in benchmarks/{context.run.benchmark}.toml"
             yield violation(where, "what the rules name", toml_value(value), remedy)
         elif not all(within(each, free[name]) for each in (value if isinstance(value, list) else [value])):
-            expected, remedy = bounds(free[name]), f"choose one within, or {OPEN}"
+            expected, remedy = bounds(free[name]), f"choose a value within these bounds, or {OPEN}"
             yield violation(where, expected, toml_value(value), remedy)
 
 

@@ -67,7 +67,7 @@ def require_weights(run: CosmoFlow) -> None:
     if odd := [name for name, shape in wanted.items() if actual[name] != shape]:
         raise UserError(
             f"training.weights={path}: {odd[0]} has shape {list(actual[odd[0]])}, not "
-            f"{list(wanted[odd[0]])}; use weights of the same network and sample_shape"
+            f"{list(wanted[odd[0]])}; use weights for the same network and sample_shape"
         )
 
 
@@ -103,11 +103,13 @@ def load(path: Path, network: Network) -> list[Array]:
     wanted = names(network)
     if sorted(weights) != sorted(wanted):
         odd = sorted(set(weights) ^ set(wanted))
-        raise UserError(f"{path} has weights of another network ({', '.join(odd[:3])}); use this preset's")
+        raise UserError(
+            f"{path} has weights of another network ({', '.join(odd[:3])}); use weights for this preset"
+        )
     if odd := [
         name for name in wanted if weights[name].dtype != np.float32 or not np.isfinite(weights[name]).all()
     ]:
-        raise UserError(f"{path}: {odd[0]} is not finite float32; export the weights again")
+        raise UserError(f"{path}: {odd[0]} has values that are not finite float32; export the weights again")
     return [weights[name] for name in wanted]
 
 

@@ -152,7 +152,7 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
     """Raise UserError if ``in_a_run`` could not apply every possible recommendation to the data set ``data``."""
     workload = sweep.workload()
     if workload.suite != "mlhpc":
-        raise UserError(f"mlhpc run has no counterpart of the workload {workload.name}; omit --confirm")
+        raise UserError(f"mlhpc run has no counterpart of workload {workload.name}; omit --confirm")
     codecs = CODECS.get(workload.name, {})
     for key, values in sweep.axes.items():
         if key not in OF_A_RUN and not (key == COMPRESSION and codecs.keys() >= set(values)):
@@ -165,11 +165,13 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
         dataset = manifest.load(data)
         facts = dataset.facts
         if samples_per_archive(dataset):
-            raise UserError(f"{data}: its samples are in archives; choose one without, or omit --confirm")
+            raise UserError(
+                f"{data}: its samples are packed in archives; choose a data set without, or omit --confirm"
+            )
         # The published files are compressed, but have no manifest.
         if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
             kind = "GZIP" if compressed else "plain"
-            raise UserError(f"{data} must have {kind} TFRecord files; convert it, or omit --confirm")
+            raise UserError(f"{data} must contain {kind} TFRecord files; convert it, or omit --confirm")
         places = [filesystem_of(path).mount_point for path in (data, sweep.folder)]
         if places[0] != places[1]:
             raise UserError(f"{data} is on another file system than {sweep.folder}; choose another --out")

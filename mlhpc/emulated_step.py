@@ -36,13 +36,13 @@ def require_supported(run: Run) -> None:
     """Raise UserError if ``run`` is emulated but its framework cannot emulate steps."""
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if run.emulation.enabled and not framework.emulates:
-        raise UserError(f"{run.benchmark} in {run.training.framework} does not support emulation")
+        raise UserError(f"{run.benchmark} with {run.training.framework} does not support emulation; omit it")
 
 
 def refuse(run: Run, what: str) -> None:
     """Raise UserError if ``run`` is emulated: ``what`` requires training."""
     if run.emulation.enabled:
-        raise UserError(f"{what} requires training, which emulation.step_s does not do; omit it")
+        raise UserError(f"{what} requires training, but emulation.step_s replaces it; omit the setting")
 
 
 def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emulation:
@@ -53,7 +53,7 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
             return _measured(Path(compute), run, local_batch_size)
         seconds = _predicted(compute, run, local_batch_size, ranks)
     if not 0 <= seconds <= 86_400:
-        raise UserError(f"--compute {compute} must be 0 to 86400 seconds")
+        raise UserError(f"--compute {compute} must be from 0 to 86400 seconds")
     share = FORWARD * run.training.eval_batch_size / local_batch_size
     return Emulation(step_s=seconds, eval_step_s=share * seconds)
 
@@ -66,7 +66,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     measured = read(folder)
     config, result = measured.config, measured.result
     if config is None or result is None:
-        raise UserError(f"{folder} has no complete record of a run; choose another run, or pass seconds")
+        raise UserError(f"{folder} is not a complete run; choose another run, or pass seconds")
     if config.benchmark != run.benchmark or config.emulation.enabled:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
         raise UserError(f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass seconds")
@@ -77,7 +77,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     batch = config.hyperparameters.global_batch_size // sharing
     if batch != local_batch_size:
         raise UserError(
-            f"{folder} measured {batch} samples per rank, not {local_batch_size}; choose another "
+            f"{folder} measured {batch} samples per rank, but this run has {local_batch_size}; choose another "
             "run, or pass seconds"
         )
     medians: dict[str, list[float]] = {"train": [], "eval": []}
@@ -91,7 +91,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
     if not medians["train"]:
-        raise UserError(f"{folder}: recorded no step times (earlier versions did not); pass seconds")
+        raise UserError(f"{folder} has no step times, which earlier versions did not record; pass seconds")
     step_s = min(medians["train"])
     return Emulation(step_s=step_s, eval_step_s=min(medians["eval"] or [FORWARD * step_s]))
 
@@ -103,7 +103,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     from mlhpc.perf.prediction.model import predict, with_batch
 
     if name not in known() and not Path(name).is_file():
-        raise UserError(f"--compute {name} must be seconds, a run or a machine: {', '.join(known())}")
+        raise UserError(f"--compute {name} must be seconds, a run or a machine ({', '.join(known())})")
     machine_file = machine(name)
     nodes = -(-ranks // machine_file.per_node)
     together = run.training.spatial_size

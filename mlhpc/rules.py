@@ -90,7 +90,7 @@ def violations(options: argparse.Namespace) -> list[Finding] | None:
 def print_violations(violations: list[Finding] | None, name: str, console: Console) -> int:
     """Print the violations of the planned run ``name``. Returns the exit status: 0 if it could start."""
     if violations is None:
-        console.print(f"{name}: open division: none of these rules apply")
+        console.print(f"{name}: these rules do not apply to the open division")
         return 0
     return print_findings(violations, console)
 
@@ -147,7 +147,7 @@ def _page(benchmark: str) -> list[str]:
 def _closed(benchmark: str) -> dict[str, Any]:
     definition = definition_of(benchmark)
     if "closed_fixes" not in definition:
-        raise UserError(f"{benchmark} has no closed division: no rules apply to it")
+        raise UserError(f"{benchmark} has no closed division, so no rules apply to it")
     return definition
 
 

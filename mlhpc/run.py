@@ -258,8 +258,8 @@ def _check_stage(stage: Path | None) -> None:
         return
     above = next(path for path in stage.absolute().parents if os.path.lexists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "may not be written" if above.is_dir() else "is not a folder"
-        raise UserError(f"{stage} cannot be created, because {above} {why}; {remedy}")
+        why = "is not writable" if above.is_dir() else "is not a folder"
+        raise UserError(f"{stage} cannot be created: {above} {why}; {remedy}")
 
 
 def _warn_of_memory(run: Run, world: World) -> None:
@@ -332,7 +332,11 @@ def _evict(run: Run, paths: RunPaths, world: World) -> Eviction:
         line = (
             f"evicted {count(done.files, 'file')}, {bytes_text(done.bytes)}, from the page cache of {nodes} in "
             f"{seconds_text(done.seconds)}"
-            + (f"; {done.kept} of them are still in memory: in use, or not yours" if done.kept else "")
+            + (
+                f"; {done.kept} of them are still in memory, in use or owned by another user"
+                if done.kept
+                else ""
+            )
         )
     if world.rank == 0:
         sys.stderr.write(f"mlhpc: {line}\n")

@@ -34,7 +34,9 @@ def require_one_process(command: str) -> None:
     """Raise UserError if a launcher started this command on several ranks."""
     rank_info = identify(os.environ)
     if rank_info.size > 1:
-        raise UserError(f"{rank_info.launcher} started {rank_info.size} of mlhpc {command}; start one")
+        raise UserError(
+            f"{rank_info.launcher} started mlhpc {command} {rank_info.size} times; start it only once"
+        )
 
 
 def start_run(
@@ -107,7 +109,9 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
                 fcntl.flock(fds[-1], kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 which = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
-                raise UserError(f"{out}: another {command} is running here{which}; choose another") from None
+                raise UserError(
+                    f"{out}: another {command} is running here{which}; choose another --out"
+                ) from None
             except OSError:  # the file system has no locks
                 pass
         yield fds

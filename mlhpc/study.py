@@ -113,7 +113,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
     try:
         run = measured(out, cell.settings)
     except ValueError as why:
-        say(console, Text(f"{label}: failed: {why}; full output: {output}", style="red"))
+        say(console, Text(f"{label} failed: {why}; full output: {output}", style="red"))
         return str(why)
     say(console, Text(f"{label}: {plain(run.samples_per_s)} samples/s"))
     return ""

@@ -73,15 +73,15 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
         key, equals, listed = text.partition("=")
         key = key.strip()
         if not equals or not key or not listed.strip():
-            raise UserError(f"--vary {text!r} does not have the form KEY=A,B, such as batch=8,16")
+            raise UserError(f"--vary {text!r} must have the form KEY=A,B, such as batch=8,16")
         if key not in NO_SETTINGS and "." not in key:
             settings = "or any setting of --set, such as network.width"
             raise UserError(f"--vary {key}: {did_you_mean(key, NO_SETTINGS)}; {settings}")
         if key in axes:
-            raise UserError(f"--vary {key} is given twice; list all values in one")
+            raise UserError(f"--vary {key} is repeated; list all its values in one option")
         values = _values(key, listed)
         if not values:
-            raise UserError(f"--vary {text!r} has no value; the form is KEY=A,B, such as batch=8,16")
+            raise UserError(f"--vary {text!r} has no values; write KEY=A,B, such as batch=8,16")
         axes[key] = values
     return axes
 
@@ -122,7 +122,9 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
             continue
         benchmark = dataset.facts.get("benchmark")
         if benchmark not in (None, sweep.benchmark):
-            raise UserError(f"{cell.data} is of {benchmark}, not {sweep.benchmark}; choose another data set")
+            raise UserError(
+                f"{cell.data} is a data set of {benchmark}, not of {sweep.benchmark}; choose another"
+            )
         if select:
             registry.load_object(select)(dataset, cell.run.data)
     return list({cell.name: cell for cell in cells}.values())  # 1 and 1.0 are one value
@@ -132,9 +134,9 @@ def _check_options(sweep: Sweep) -> None:
     for key in ("batch", "ranks"):
         for value in sweep.axes.get(key, ()):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"--vary {key}={value} must be whole numbers of at least 1")
+                raise UserError(f"--vary {key}={value}: values must be whole numbers of at least 1")
     if "batch" in sweep.axes and GLOBAL_BATCH in sweep.axes:
-        raise UserError(f"--vary batch and {GLOBAL_BATCH}: each determines the other; vary one of them")
+        raise UserError(f"--vary batch and --vary {GLOBAL_BATCH} determine each other; vary only one of them")
     _check_servers(sweep)
     for storage in sweep.axes.get("storage", ()):
         if storage not in STORAGE and os.sep not in str(storage):
@@ -151,14 +153,16 @@ def _check_servers(sweep: Sweep) -> None:
             raise UserError(f"--vary {UPDATES}={value}: {did_you_mean(str(value), KINDS_OF_UPDATES)}")
     for value in numbers:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise UserError(f"--vary {SERVERS}={value} must be whole numbers of at least 0 (an all-reduce)")
+            raise UserError(
+                f"--vary {SERVERS}={value}: values must be whole numbers of at least 0 (0: an all-reduce)"
+            )
     if numbers and not registry.find(sweep.benchmark).servers_study:
         able = " and ".join(b.name for b in registry.benchmarks().values() if b.servers_study)
-        raise UserError(f"--vary {SERVERS}: {sweep.benchmark} does not support it; only {able}")
+        raise UserError(f"--vary {SERVERS} is not supported for {sweep.benchmark} (supported: {able})")
     if numbers and (sweep.stage or any(value != "shared" for value in sweep.axes.get("storage", ()))):
-        raise UserError(f"--vary {SERVERS}: reads the data set in place; omit --stage and storage")
+        raise UserError(f"--vary {SERVERS} reads the data set in place; omit --stage and --vary storage")
     if numbers and in_slurm(os.environ):
-        raise UserError(f"--vary {SERVERS}: runs on a single machine; start it outside a Slurm job")
+        raise UserError(f"--vary {SERVERS} works only on a single machine; start it outside a Slurm job")
 
 
 def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
@@ -217,7 +221,7 @@ def _require_cell(run: Run, benchmark: registry.Benchmark, chosen: Mapping[str, 
         if check:
             registry.load_object(check)(run)
     if not run.study.steps:
-        raise UserError("study.steps=0 means a run to the target; must be at least 1")
+        raise UserError("study.steps=0 trains to the target; a study requires at least 1")
     run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
 
 
@@ -259,9 +263,11 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
         if path.is_dir() and _codec_of(path, benchmark) == codec:
             return path
     if other.is_dir():
-        raise UserError(f"{other} is in {_codec_of(other, benchmark)}; move it, and convert {data} again")
+        raise UserError(
+            f"{other} has codec {_codec_of(other, benchmark)}; move it away, and convert {data} again"
+        )
     if codec == benchmark.published_codec and codec not in makes:
-        raise UserError(f"{origin} is not in {codec}; pass its original data set as --data")
+        raise UserError(f"{origin} does not have codec {codec}; pass the original data set as --data")
     make = f"mlhpc data convert {benchmark.name} {data} {other} --codec {codec}"
     raise UserError(f"{other}: no such data set; generate it with {make}")
 

@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
         extra = registry.find(settings.benchmark).frameworks[settings.training.framework].extra
         raise UserError(missing_package(error, "weights", extra)) from None
     numbers = sum(array.size for array in tensors.values())
-    print(f"{out}: {numbers} weights in {count(len(tensors), 'array')}, after epoch {saved.epoch}")
+    print(f"{out}: {numbers} weights in {count(len(tensors), 'array')}, as of epoch {saved.epoch}")
     return 0
 
 
@@ -56,7 +56,7 @@ def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
         return {current_name(name): array for name, array in _state_dict(saved).items()}, STATE_DICT
     if registry.find(run.benchmark).frameworks[run.training.framework].packages[0] == "torch":
         return _state_dict(saved), STATE_DICT  # as written by ``common.pytorch.state``
-    raise UserError(f"a run of {run.benchmark}: only that benchmark's package can read its checkpoints")
+    raise UserError(f"checkpoints of {run.benchmark} can be read only by that benchmark's package")
 
 
 def _state_dict(saved: checkpoint.Checkpoint) -> Tensors:

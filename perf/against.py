@@ -113,13 +113,17 @@ def against(options: argparse.Namespace) -> int:
     "published", for one benchmark or all. Raises UserError."""
     given = machine(options.machine) if options.machine else None
     if options.out:
-        raise UserError("--out writes the page of a prediction: omit --against")
+        raise UserError(
+            "--out writes a prediction page and cannot be combined with --against; omit one of them"
+        )
     sets = published() if str(options.against) == "published" else read(options.against)
     compared = compare(sets, given)
     if options.benchmark:
         names = sorted({c.row.benchmark for c in compared})
         if options.benchmark not in names:
-            raise UserError(f"no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}")
+            raise UserError(
+                f"no measured set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
+            )
         compared = [c for c in compared if c.row.benchmark == options.benchmark]
     if options.json:
         print(json.dumps(records(compared), indent=1))
@@ -261,9 +265,9 @@ def show(compared: Sequence[Compared]) -> None:
     }
     ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
     print_table(table("errors", ordered, columns, text_columns=2), console, optional=1)
-    say(console, "error of samples/s per accelerator; base: of the baseline; time: error of the time to "
+    say(console, "error: of samples/s per accelerator; base: of the baseline; time: of the time to "
                  "train, "
-                  "T_staging as logged; !: outside the interval")  # fmt: skip
+                  "with T_staging as logged; !: outside the interval")  # fmt: skip
     for name, lines in summaries_of(compared).items():
         for line in lines:
             say(console, f"{name}: {line}")
@@ -302,10 +306,10 @@ def summaries(compared: Sequence[Compared]) -> list[str]:
     model, guess = errors["throughput of sets with a baseline"], errors["baseline"]
     if model and guess:
         better = "the baseline is better" if guess.median < model.median else "the model is at least as good"
-        lines.append(f"{better}: the plain median of like sets is off by {guess.median:.1%}, the model by "
+        lines.append(f"{better}: the median of comparable sets is off by {guess.median:.1%}, the model by "
                      f"{model.median:.1%}")  # fmt: skip
     else:
-        lines.append("no set has a baseline: there are no like sets")
+        lines.append("no set has a baseline: none has comparable sets")
     intervals = {
         "throughput": coverage([(c.rate, c.rate_inside) for c in compared]),
         "epochs": coverage([(c.epochs and c.epochs.ends, c.epochs_inside) for c in compared]),
@@ -314,7 +318,7 @@ def summaries(compared: Sequence[Compared]) -> list[str]:
     for name, counted in intervals.items():
         if counted:
             lines.append(
-                f"{name} inside the interval: {counted.inside} of {counted.of} sets, median width a factor of "
+                f"{name} inside the interval: {counted.inside} of {counted.of} sets, median width: a factor of "
                 f"{digits(counted.width, 2)}"
             )
     return lines

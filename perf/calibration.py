@@ -148,13 +148,13 @@ def kind_of(network: Network) -> Kind:
             largest[kind] = max(largest.get(kind, layer), layer, key=lambda one: one.training_flops)
     if not flops:
         raise UserError(
-            f"network {network.name}: no layer is a matrix product or convolution, so it cannot be modelled"
+            f"network {network.name} has no matrix products or convolutions, so it cannot be modelled"
         )
     dominant = max(flops, key=lambda kind: flops[kind])
     if dominant not in CALIBRATED:
         raise UserError(
-            f"network {network.name}, layer {largest[dominant].name!r}: the efficiency of most of "
-            f"the work ({dominant!r}) is not known; it is known for {' and '.join(CALIBRATED)}s"
+            f"network {network.name}, layer {largest[dominant].name!r}: most of its work is of kind "
+            f"{dominant!r}, but efficiency is known only for {' and '.join(CALIBRATED)}s"
         )
     return dominant
 
@@ -242,7 +242,7 @@ def fit(sets: Sequence[Published]) -> Calibration:
     """Calibration with the sets marked ``fit``. Raises UserError if there are none."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     if not used:
-        raise UserError("no row is marked fit, so nothing can be calibrated")
+        raise UserError("no set is marked fit, so the model cannot be calibrated")
     apart: dict[By, list[float]] = {"round": [], "accelerator": []}
     for by, ratios in apart.items():
         for row, calibrated in left_out([row for row in sets if row.is_early], used, by):

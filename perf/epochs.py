@@ -101,7 +101,7 @@ def epochs_to_target(
     points = convergence_points(benchmark)
     if not points or not (preset.startswith("closed") or preset == "open"):
         raise UserError(
-            f"{benchmark}, preset {preset}: no convergence is published; use a closed "
+            f"{benchmark}, preset {preset}: no convergence data are published; use a closed "
             "preset"
         )  # fmt: skip
     middle = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
@@ -127,7 +127,7 @@ def _spread(benchmark: str, sets: Sequence[Published]) -> Spread:
     if len(own) < 2:
         own = [row for row in sets if row.use == "fit" and row.round != "v0.7"]
     if len(own) < 2:
-        raise UserError(f"{benchmark}: too few sets with a reference for an interval of the epochs")
+        raise UserError(f"{benchmark}: too few sets have a reference to give an interval for the epochs")
     return spread_of([r.epochs[0] / _point(r) for r in own])
 
 
@@ -145,7 +145,7 @@ def _round_07(batch: int, sets: Sequence[Published]) -> Estimate:
     runs."""
     rows = [r for r in sets if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
     if len(rows) < 3:
-        raise UserError("cosmoflow, preset v07: too few sets of round 0.7 for the number of epochs")
+        raise UserError("cosmoflow, preset v07: too few sets of round 0.7 to estimate the epochs")
     points = [Point(r.batch, r.epochs, r.name) for r in rows]
     estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
     # The spread of the sets around the line through the others, like that around the reference's points.

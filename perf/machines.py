@@ -121,7 +121,7 @@ class Machine:
         """The figure ``key`` in base units. Raises UserError, saying ``why`` the figure is needed, if it is
         missing."""
         if key not in self.figures:
-            raise UserError(f"{self.at(key)}: no {key}, required for {why}")
+            raise UserError(f"{self.at(key)}: {key} is missing, but required for {why}")
         return self.figures[key]
 
     def at(self, key: str) -> str:
@@ -262,7 +262,7 @@ def _fact(value: Any, kind: type, wrong: Any, key: str) -> Any:
 
 def _figure(value: Any, about: _Field) -> tuple[float, str]:
     if not isinstance(value, dict) or not isinstance(value.get("value"), str):
-        raise ValueError('a figure is written as { value = "900 GB/s", source = "data sheet, NAME" }')
+        raise ValueError('write a figure as { value = "900 GB/s", source = "data sheet, NAME" }')
     if extra := set(value) - {"value", "source"}:
         raise ValueError(f"unknown key {sorted(extra)[0]!r} next to value and source")
     source = value.get("source")
@@ -282,10 +282,10 @@ def _consistent(machine: Machine, wrong: Any) -> None:
         if value is not None and value < 0.2 * machine.figures["accelerator.float32"]:
             raise wrong(key, f"{key} is far below accelerator.float32; check the unit")
     if machine.get("storage.local_read") is not None and machine.get("storage.local") is None:
-        raise wrong("storage.local_read", "storage.local is missing: the size of node-local storage")
+        raise wrong("storage.local_read", "storage.local, the size of node-local storage, is missing")
     for key in machine.figures:
         if key.startswith("preparation.") and "host.cores" not in machine.facts:
-            raise wrong(key, "host.cores is missing: preparation rates are per core")
+            raise wrong(key, "host.cores is missing, but preparation rates are per core")
     pairs = (("storage.shared_read_node", "storage.shared_read"), ("host.memory", "storage.shared"))
     for small, large in pairs:
         a, b = machine.get(small), machine.get(large)

@@ -174,7 +174,7 @@ def parse(text: str, where: str) -> Iterable[Published]:
     except csv.Error as error:
         raise UserError(f"{where}, line {reader.line_num + 1}: invalid CSV ({error})") from None
     if not rows:
-        raise UserError(f"{where}: no rows below the header; add one per measured set")
+        raise UserError(f"{where}: no rows after the header; add one per measured set")
     return rows
 
 
@@ -214,7 +214,7 @@ def _row(row: dict[str, Any], where: str) -> Published:
     cells = _Cells(row, where)
     if row["benchmark"] not in KNOWN:
         raise UserError(
-            f"{where}: benchmark {row['benchmark']!r} has no model; choose from {', '.join(KNOWN)}"
+            f"{where}: benchmark {row['benchmark']!r} has no performance model; choose from {', '.join(KNOWN)}"
         )
     if row.get("use") not in USES:
         raise UserError(f"{where}: use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}")

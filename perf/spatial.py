@@ -73,13 +73,15 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
         return plan.size, batch // groups
     if batch >= accelerators:
         if batch % accelerators:
-            raise UserError(f"a global batch of {batch} must be a multiple of {accelerators} accelerators")
+            raise UserError(
+                f"a global batch of {batch} must be a multiple of the {accelerators} accelerators"
+            )
         return 1, batch // accelerators
     together = accelerators // batch
     if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
         raise UserError(
-            f"a global batch of {batch} on {accelerators} accelerators: at most {_MOST_PARTS} "
-            "share a sample; use fewer nodes or a larger batch"
+            f"{accelerators} accelerators cannot share {batch} samples: a power of two, at most {_MOST_PARTS}, "
+            "may share each; use fewer nodes or a larger batch"
         )
     return together, 1
 

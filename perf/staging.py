@@ -80,10 +80,10 @@ def place(
     needed = math.ceil(whole / space) if space else math.inf
     shards = f"staging.mode=shard fits on {needed} nodes or more"
     if not space or needed > (machine.nodes or math.inf):
-        shards = "staging.mode=shard does not fit either, on any number of its nodes"
+        shards = "staging.mode=shard does not fit on any number of its nodes either"
     why = (
         f"the whole data set, {bytes_text(whole)}, fits neither the memory nor the local storage of a node, "
-        f"as staging.mode=replicate needs, and is read from the shared file system; {shards}"
+        f"as staging.mode=replicate requires, so it is read from the shared file system; {shards}"
     )
     return unstaged(machine, train, nodes, together, notes=(why, _rate_of_file_system(tier)))
 

@@ -120,7 +120,9 @@ def _refusal(
     """The error that says why none of ``options`` can hold the data: ``part`` bytes per node, or ``share`` bytes
     per node in the file system."""
     if not options:
-        return UserError(f"{machine.at('storage')}: add host.memory, storage.local or storage.shared_read")
+        return UserError(
+            f"{machine.at('storage')}: nowhere to read from; add host.memory, storage.local or storage.shared_read"
+        )
     largest, capacity = max(options, key=lambda option: option[1])
     shared = largest.name == FILE_SYSTEM
     smaller = shared or scope == "sample" or machine.nodes == 1
@@ -128,7 +130,7 @@ def _refusal(
     return UserError(
         f"{machine.at('storage.shared' if shared else largest.key)}: the data set, {size}, is larger than every "
         f"tier of {machine.name} (largest: {largest.name}, {bytes_text(capacity)} per node); "
-        f"{'take a smaller data set' if smaller else 'take more nodes'}"
+        f"{'use a smaller data set' if smaller else 'use more nodes'}"
     )
 
 

@@ -83,7 +83,7 @@ def parse(text: str) -> Change:
         raise UserError(f"--what-if {text}: all values must be above 0")
     if values.get("storage", 1.0) < 1:
         raise UserError(
-            f"--what-if {text}: storage must be at least 1x: reading hidden by steps is not measured"
+            f"--what-if {text}: storage must be at least 1x, because reads hidden behind steps were not measured"
         )
     ranks = values.get("ranks")
     return Change(
@@ -96,9 +96,9 @@ def what_if(run: RunDirectory, change: Change) -> WhatIf:
     number of ranks."""
     result, config = run.result, run.config
     if result is None or config is None or not result.breakdown_s or not result.epochs:
-        raise UserError(f"{run.path}: --what-if needs a finished run, with its result.json and config.toml")
+        raise UserError(f"{run.path}: --what-if requires a finished run with result.json and config.toml")
     if result.staging and result.staging.overlapped:
-        raise UserError(f"{run.path}: --what-if cannot separate staging from the training beside it")
+        raise UserError(f"{run.path}: --what-if cannot separate staging from the training that it overlaps")
     config.require_startable(change.ranks or result.ranks, staged=result.staging is not None)
     measured = Recomputed("this run", dict(result.breakdown_s))
     cases = {"what if": change}
@@ -183,14 +183,14 @@ def _notes(result: Result, change: Change, cases: Sequence[Recomputed]) -> Itera
         if case.hidden_s > 0.01 * case.total_s:
             yield f"{case.title}: up to {duration_text(case.hidden_s)} more if steps hid much reading"
     if change.storage != 1:
-        yield "extrapolated: all of reading and staging is the storage's; decoding does not get faster with it"
+        yield "extrapolated: all reading and staging time is attributed to storage; decoding does not get faster"
     if change.ranks not in (None, result.ranks):
         if result.emulation:
             yield "steps are emulated, so they take the same time on any number of ranks"
         else:
             yield (
-                "extrapolated: a step takes as much less time as a rank has fewer samples; small batches and the "
+                "extrapolated: step time is proportional to samples per rank; small batches and the "
                 "all-reduce make it longer (mlhpc predict models both)"
             )
-        yield "storage keeps up: each rank reads as fast as before; shared: all of them together do"
+        yield "storage keeps up: each rank reads as fast as before; shared: all ranks together do"
     yield "the same epochs; checkpoints and the time between epochs as measured"

@@ -39,7 +39,7 @@ class Conclusion:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise UserError(f"result.json cannot hold {where} {first['input']!r}: {first['msg']}") from None
+            raise UserError(f"result.json cannot store {where}={first['input']!r}: {first['msg']}") from None
         world.on_loss(self._lost)
 
     def write(self) -> tuple[list[Event], Result]:

@@ -56,7 +56,7 @@ def load_run(
     missing = [key for key in own if key not in values and f"hyperparameters.{key}" not in given]
     if missing:
         raise UserError(
-            f"{path} has no {', '.join(missing)}; add --set hyperparameters.{missing[0]}=VALUE"
+            f"{path} lacks {', '.join(missing)}; add --set hyperparameters.{missing[0]}=VALUE"
             f"{' and so on' if missing[1:] else ''}"
         )
     return run
@@ -70,20 +70,22 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
         logged_benchmark = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
-        raise UserError(f"{path} has {logged_benchmark}; pass the log of a {expected} submission")
+        raise UserError(f"{path} states {logged_benchmark}; pass the log of a {expected} submission")
     fields = _class_of(benchmark).model_fields
     values = {}
     for key, value in _values(log, [key for key in fields if f"hyperparameters.{key}" not in given], path):
         if isinstance(value, bool) != (fields[key].annotation is bool):
             right = "a number or a name" if isinstance(value, bool) else "true or false"
-            raise UserError(f"{path}: {key} {_short(value)}: not {right}")
+            raise UserError(f"{path}: {key} is {_short(value)}, expected {right}")
         if _has_text(value) and get_origin(fields[key].annotation) is not Literal:
-            raise UserError(f"{path}: {key} {_short(json.dumps(value))}: text, not a number")
+            raise UserError(f"{path}: {key} is the text {_short(json.dumps(value))}, expected a number")
         values[key] = _plain(value, fields[key].annotation)
     logged = {key: log.value(key) for key in fields if log.value(key) is not None}
     for key, why in _class_of(benchmark).unclear(logged):
         if key in values:
-            raise UserError(f"{path}: {key} {_short(values[key])}: {why}; set hyperparameters.{key}")
+            raise UserError(
+                f"{path}: {key} {_short(values[key])} is ambiguous ({why}); set hyperparameters.{key}"
+            )
     # Other implementations do not log hyperparameters that the closed division fixes.
     for key, value in load.closed_table(benchmark, "closed_fixes").items():
         table, _, name = key.partition(".")
@@ -100,9 +102,11 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
         values = [record.value for record in log.all(key) if record.value is not None]
         if any(value != values[0] for value in values):
             other = next(value for value in values if value != values[0])
-            raise UserError(f"{path}: {key} is {_short(values[0])} and {_short(other)}; pass a single log")
+            raise UserError(
+                f"{path}: {key} has two values, {_short(values[0])} and {_short(other)}; pass a single log"
+            )
         if values and isinstance(values[0], float) and not math.isfinite(values[0]):
-            raise UserError(f"{path}: {key} {values[0]}: not a finite number")
+            raise UserError(f"{path}: {key} is {values[0]}, not a finite number")
         if values:
             yield key, values[0]
 

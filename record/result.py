@@ -142,7 +142,7 @@ class DataFormat(Fields):
     shuffle_scope: Name | None = None
 
     def __str__(self) -> str:
-        packed = f", {self.samples_per_archive} samples to an archive" if self.samples_per_archive else ""
+        packed = f", {self.samples_per_archive} samples per archive" if self.samples_per_archive else ""
         if self.codec is None:
             return f"as published{packed}"
         if not self.lossy:

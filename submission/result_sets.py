@@ -44,9 +44,9 @@ def result_sets(path: Path) -> list[ResultSet]:
     try:
         sets = list(_below(path))
     except RecursionError:
-        raise UserError(f"{path}: folders are nested too deeply; pass one further down") from None
+        raise UserError(f"{path}: folders are nested too deeply; pass a deeper one") from None
     if not sets and (path / "study.html").is_file():
-        raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
+        raise UserError(f"{path}: a study, whose runs are not results; see its report, {path / 'study.html'}")
     if not sets:
         raise UserError(
             f"{path} has no run.log, result.json or result_N.txt; pass a run, a folder of runs, or "
@@ -98,7 +98,7 @@ def _is_above(folder: Path, top: Path) -> bool:
 def _one_log(path: Path) -> ResultSet:
     log = parse(path)
     if not log.mllog_lines and not re.fullmatch(r"result_\d+\.txt|run\.log", path.name):
-        raise UserError(f"{path} is not a log: no line has {TOKEN.strip()}; pass a log, run or tree")
+        raise UserError(f"{path} is not a log: no line contains {TOKEN.strip()}; pass a log, run or tree")
     org = str(value) if (value := log.value("submission_org")) else None
     return ResultSet(path, org, None, None, str(log.value("submission_benchmark") or ""), "strong", (path,))
 
@@ -168,7 +168,7 @@ def _folder_of_results(
             f"{above / BYPASS}",
             "all official checks",
             "a file that makes package_checker skip checks",
-            "remove it unless the review agreed to it",
+            "remove it unless the reviewers agreed to it",
         )
         for above in bypassed
     ]

@@ -30,7 +30,9 @@ def samples_per_archive(dataset: Manifest) -> int | None:
         return None
     number = dataset.facts[FACT]
     if type(number) is not int or number < 1:
-        raise UserError(f"{dataset.root / NAME}: {FACT} is {number!r:.80}, not 1 or more; convert it again")
+        raise UserError(
+            f"{dataset.root / NAME}: {FACT} is {number!r:.80}, but must be at least 1; convert the data set again"
+        )
     return number
 
 
@@ -53,7 +55,7 @@ def require_none(root: Path, files: Files) -> None:
 
 def described(each: int | None) -> str:
     """How samples are packed, as text for the last line that a conversion prints."""
-    return f", {each} to an archive" if each else ""
+    return f", {each} per archive" if each else ""
 
 
 def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, samples: int) -> list[Member]:
@@ -66,12 +68,14 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
     assert each is not None
     if len(archives) != -(-available // each) or not all(file.path.endswith(SUFFIX) for file in archives):
         raise UserError(
-            f"{dataset.root / folder}: {count(available, 'sample')}, {each} to an archive, are "
-            f"{count(-(-available // each), f'*{SUFFIX} file')}, but the manifest has {len(archives)}; "
+            f"{dataset.root / folder}: {count(available, 'sample')} at {each} per archive make "
+            f"{count(-(-available // each), f'*{SUFFIX} file')}, but the manifest lists {len(archives)}; "
             f"convert the data set again"
         )
     if available < samples:
-        raise UserError(f"{dataset.root / folder}: {available} of {samples} samples; use a smaller preset")
+        raise UserError(
+            f"{dataset.root / folder}: only {available} of the {samples} samples needed; use a smaller preset"
+        )
     first = {file.path: number * each for number, file in enumerate(archives)}
     listed = []
     for file in files:

@@ -132,7 +132,9 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
         return mesh_of(world.rank, world.size, spatial_size), 0
     most, fewest = world.max([world.local_size, -world.local_size])
     if most != -fewest:
-        raise UserError("staging.mode=shard requires as many ranks on each node; set mode=replicate")
+        raise UserError(
+            "staging.mode=shard requires the same number of ranks on every node; set mode=replicate"
+        )
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 
 
@@ -145,6 +147,6 @@ def _require_samples(
         raise UserError(f"{dataset.root / folder}: each sample has several files; set staging.mode=replicate")
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
         raise UserError(
-            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, expected {needed} by "
-            f"the manifest; see: mlhpc data verify {dataset.root}"
+            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but the manifest lists "
+            f"{needed}; see: mlhpc data verify {dataset.root}"
         )

@@ -152,7 +152,7 @@ def show(
         columns["bound by"] = lambda way: of(way, lambda f: verdict(way, f, ceilings, step_s))
     say(
         console,
-        "samples/s from a warm and a cold page cache; bytes read and CPU ms per sample; memory of the loader",
+        "samples/s with a warm and a cold page cache; bytes read and CPU ms per sample; memory used by the loader",
     )
     print_table(table("loaders", ways, columns, prose=(7, 8)), console)
     for way, reason in reasons.items():

@@ -56,7 +56,9 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
             atomic.write_bytes(path, json.dumps(settings, indent=1).encode())
         recorded = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; fix that or choose another folder") from error
+        raise UserError(
+            f"{path}: {error.strerror or error}; correct this or choose another folder"
+        ) from error
     except ValueError as error:
         raise UserError(f"{path}: {error}; choose another folder") from error
     # The recorded settings went through JSON, in which tuples become lists.
@@ -64,7 +66,9 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
     if recorded != requested:
         keys = recorded.keys() | requested.keys()
         differ = sorted(key for key in keys if recorded.get(key) != requested.get(key))
-        raise UserError(f"{out}: data set with another {', '.join(differ)}; remove it, or choose another")
+        raise UserError(
+            f"{out} has a data set made with another {', '.join(differ)}; remove it, or choose another folder"
+        )
 
 
 def write_missing(
@@ -117,7 +121,7 @@ def write_manifest_of_converted(
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
         there = count(len(converted.files), "file")
-        raise UserError(f"{out} has {there}, but {files} were converted; choose an empty folder")
+        raise UserError(f"{out} contains {there}, but {files} were converted; choose an empty folder")
     return converted
 
 

@@ -54,7 +54,7 @@ def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None =
     do not fill one batch."""
     count, batch = len(samples) if count is None else count, way.local_batch_size
     if batch > count:
-        raise UserError(f"--batch {batch} must be 1 to {count}, the number of samples to read")
+        raise UserError(f"--batch {batch} must be from 1 to {count}, the number of samples to read")
     return Loader(
         RankSamples(samples, samples, Pool(count, 1), Pool(batch, 1), 0),
         source,

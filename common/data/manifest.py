@@ -229,7 +229,7 @@ def load(root: Path) -> Manifest:
         version = content["version"]
         if version not in (1, _VERSION):
             raise UserError(
-                f"{path}: version {version!r:.80}, expected 1 or {_VERSION}; index the data set again"
+                f"{path}: manifest version {version!r:.80}, expected 1 or {_VERSION}; index the data set again"
             )
         columns = content["files"]
         if version == 1:
@@ -346,7 +346,7 @@ def describe(root: Path, world: World, benchmark: str | None = None, workers: in
 
     def checked() -> Manifest:
         if benchmark and (of := manifest.facts.get("benchmark", benchmark)) != benchmark:
-            raise UserError(f"{root} is a data set of {of}; pass one of {benchmark} with --data")
+            raise UserError(f"{root} is a data set for {of}; pass one for {benchmark} with --data")
         return manifest
 
     return on_each_rank(world, checked)

@@ -31,7 +31,9 @@ class Pool:
 def divide_batch(global_batch_size: int, ranks: int) -> int:
     """Samples per rank and step. Raises ``UserError`` if the ranks cannot share a batch equally."""
     if global_batch_size % ranks:
-        raise UserError(f"a global batch of {global_batch_size} must be a multiple of the {ranks} ranks")
+        raise UserError(
+            f"a global batch of {global_batch_size} must be a multiple of the number of ranks, {ranks}"
+        )
     return global_batch_size // ranks
 
 
@@ -43,7 +45,7 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     for pool in pools:
         if pool.samples < pool.ranks * local_batch_size:
             raise UserError(
-                f"{count(pool.samples, 'training sample')} cannot fill a step of "
+                f"{count(pool.samples, 'training sample')} cannot fill one step of "
                 f"{count(local_batch_size, 'sample')} on each of {count(pool.ranks, 'rank')}; use a smaller batch "
                 "or fewer ranks"
             )

@@ -195,12 +195,12 @@ class Sum:
         if wrap is None:
             if late < early:
                 self._lost[name] = (
-                    f"{name} was reset: from {si_text(early, 'J', 4)} to {si_text(late, 'J', 4)}"
+                    f"{name} was reset: it went from {si_text(early, 'J', 4)} to {si_text(late, 'J', 4)}"
                 )
             return late - early
         used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
         if most > wrap:
-            self._lost[name] = f"{name} may have wrapped unnoticed: not read for {duration_text(gap)}"
+            self._lost[name] = f"{name} may have wrapped unnoticed: it was not read for {duration_text(gap)}"
         elif used > most:
             self._lost[name] = f"{name} counted {si_text(used, 'J', 4)} in {duration_text(gap)}: it was reset"
         return used
@@ -209,7 +209,7 @@ class Sum:
         """Read the counters for the last time, and return what they counted."""
         self.read()
         seconds = self._read_at - self._started
-        lost = {name: f"{name} stood still for {duration_text(seconds)}" for name in self.still}
+        lost = {name: f"{name} did not advance for {duration_text(seconds)}" for name in self.still}
         lost |= {name: _unread(name, why) for name, why in self._failed.items()} | self._lost
         used = [joules for name, joules in self._used.items() if name not in lost]
         problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]

@@ -91,7 +91,7 @@ def _with_hidden(kinds: list[Counters], own: set[str], all_devices: set[str]) ->
     if own >= all_devices:
         return kinds
     problem = (
-        f"counters of {len(own)} of {len(all_devices)} devices: the others are not visible to the rank "
+        f"{len(own)} of {len(all_devices)} devices counted: the others are not visible to the rank "
         f"that reads the counters (srun: use --gpus-per-node and --gpu-bind=none)"
     )
     first = next((each for each in kinds if each.measured == "accelerators"), Counters("accelerators"))

@@ -66,7 +66,7 @@ class SlurmNodes:
         stopped = self._clock()
         after = samples(self._names)
         if after is None:
-            problem = "scontrol cannot print the nodes' energy (--json, of Slurm 23.02)"
+            problem = "scontrol cannot print the nodes' energy (its --json requires Slurm 23.02)"
             return Spent("node", self._source, 0.0, 0, 0, [problem], "")
         joules: list[float] = []
         problems: list[tuple[str, list[str]]] = []

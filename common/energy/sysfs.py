@@ -36,7 +36,7 @@ def rapl(root: Path = Path("/")) -> Counters:
         "RAPL, packages and memory" if any(name.startswith("dram") for name in zones) else "RAPL, packages"
     )
     if any(_is_denied(folder / "energy_uj") for folder in zones.values()):
-        problem = "readable only by root; chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
+        problem = "readable only by root; run chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
         return Counters("processors", source, problems=(problem,))
     ranges = {
         name: reading(partial(_joules, folder / "max_energy_range_uj")) for name, folder in zones.items()

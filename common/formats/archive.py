@@ -105,13 +105,15 @@ def read(sample: Sample) -> memoryview:
     path, member = sample.archive, sample
     entries = _index(path, *_version(path))
     if not 0 <= member.number < len(entries):
-        raise UserError(f"{path} has {len(entries)} members, but no member {member.number}; {_REMEDY}")
+        raise UserError(f"{path} has only {len(entries)} members, so no member {member.number}; {_REMEDY}")
     entry = entries[member.number]
     with opened(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead: its neighbours are not needed
         start = _start(fd, member, entry)
         if start + entry.size > os.fstat(fd).st_size:
-            raise UserError(f"{member}: ends beyond the archive: truncated or damaged; {_REMEDY}")
+            raise UserError(
+                f"{member}: extends beyond the end of the archive, which is truncated or damaged; {_REMEDY}"
+            )
         content = np.empty(entry.size, np.uint8)
         read_into(fd, path, start, content)
     if (crc := isal_zlib.crc32(content)) != entry.crc32:
@@ -143,9 +145,13 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
             or each.flag_bits & 1
             or each.compress_size != each.file_size
         ):
-            raise UserError(f"{what}: compressed or encrypted by ZIP; write archives with mlhpc data convert")
+            raise UserError(
+                f"{what}: ZIP compression and encryption are not supported; write archives with mlhpc data convert"
+            )
         if not 0 <= each.header_offset <= each.header_offset + each.file_size <= size:
-            raise UserError(f"{what}: ends beyond the archive: truncated or damaged; {_REMEDY}")
+            raise UserError(
+                f"{what}: extends beyond the end of the archive, which is truncated or damaged; {_REMEDY}"
+            )
     return tuple(_Entry(each.header_offset, each.file_size, each.CRC) for each in entries)
 
 
@@ -153,6 +159,8 @@ def _start(fd: int, member: Member, entry: _Entry) -> int:
     """Start of a member's content, found from the header before it, whose length depends on the writer."""
     head = os.pread(fd, _HEADER.size, entry.header)
     if len(head) < _HEADER.size or not head.startswith(_SIGNATURE):
-        raise UserError(f"{member} is not at the position given by the index, byte {entry.header}; {_REMEDY}")
+        raise UserError(
+            f"{member} is not at byte {entry.header}, where the archive's index puts it; {_REMEDY}"
+        )
     name, extra = _HEADER.unpack(head)
     return entry.header + _HEADER.size + int(name) + int(extra)

@@ -49,5 +49,5 @@ def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
     while remaining:
         count = os.preadv(fd, [remaining], offset)
         if count == 0:
-            raise UserError(f"{path}: ends at byte {offset}; it is truncated: download or regenerate it")
+            raise UserError(f"{path} is truncated: it ends at byte {offset}; download or regenerate it")
         remaining, offset = remaining[count:], offset + count

@@ -35,4 +35,6 @@ def require_own_values(dataset: h5py.Dataset, path: Path) -> None:
         raise UserError(f"{path}: {dataset.name} is a link to another file; resolve it with h5repack")
     stored = dataset.id.get_storage_size()
     if dataset.nbytes > max(FREE_BYTES, MOST_EXPANSION * stored):
-        raise UserError(f"{path}: {dataset.name} has {stored} of {dataset.nbytes} bytes; regenerate it")
+        raise UserError(
+            f"{path}: {dataset.name} stores only {stored} bytes for {dataset.nbytes} of values; regenerate it"
+        )

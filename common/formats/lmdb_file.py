@@ -82,7 +82,7 @@ class LmdbFile:
         header = self._layout.header
         data = self._read(offset - header, header + length)
         if self._layout.number_and_kind(data) != (page, _OVERFLOW):
-            raise UserError(f"{self.path}: page {page} is not the beginning of a value; {_REMEDY}")
+            raise UserError(f"{self.path}: page {page} does not start a value; {_REMEDY}")
         return data[header:]
 
     def _read(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
@@ -92,7 +92,7 @@ class LmdbFile:
         except OSError as error:
             raise UserError(f"{self.path} cannot be read ({error.strerror or error}); {_REMEDY}") from error
         if not complete:
-            raise UserError(f"{self.path}: truncated, ends before byte {offset + length}; {_REMEDY}")
+            raise UserError(f"{self.path}: truncated: it ends before byte {offset + length}; {_REMEDY}")
         return data
 
     def _opened(self) -> int:

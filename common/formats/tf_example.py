@@ -75,7 +75,9 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
         return x[0], floats.astype(np.float32, copy=False)
     except KeyError as error:
         has = ", ".join(sorted(name.decode("utf-8", "replace") for name in values_of)) or "none"
-        raise UserError(f"example without {error} (x: bytes, y: floats are required): {has}") from error
+        raise UserError(
+            f"example without feature {error}; expected x (bytes) and y (floats), found {has}"
+        ) from error
     except (ValueError, IndexError) as error:
         raise UserError(f"not a readable tf.train.Example: {error}; {REMEDY}") from error
 

@@ -139,13 +139,13 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
         ) from None
     if len(given) < ranks or not all(given):
         raise UserError(
-            f"{_named(bind)}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on "
+            f"{_named(bind)} lists cores for {count(sum(map(bool, given)), 'rank')}, not for the {ranks} on "
             "this machine; pass one list per local rank, separated by ':'"
         )
     for rank, cores in enumerate(given[:ranks]):
         if missing := cores - allowed:
             raise UserError(
-                f"{_named(bind)}: local rank {rank} cannot have core {ranges(missing)}; this process may use "
+                f"{_named(bind)}: local rank {rank} cannot use core {ranges(missing)}; this process may use only "
                 f"{ranges(allowed)} (under srun: --cpu-bind=none)"
             )
     return tuple(given[:ranks])
@@ -154,7 +154,7 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
 def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
     if ranks > len(allowed):
         raise UserError(
-            f"{_named('cores')}: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} "
+            f"{_named('cores')}: {count(ranks, 'rank')}, but only {count(len(allowed), 'core')} "
             f"({ranges(allowed)}); start fewer ranks"
         )
     own = {node: cores & allowed for node, cores in numa_nodes(root).items()}

@@ -53,7 +53,7 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     if choice == "cpu" or (choice == "auto" and seen is None):
         return torch.device("cpu")
     if seen is None or choice not in ("auto", seen, "cuda" if seen == "rocm" else seen):
-        sees, instead = (f"devices of the kind {seen}", f"{seen}, ") if seen else ("no accelerator", "")
+        sees, instead = (f"only {seen} devices", f"{seen}, ") if seen else ("no accelerator", "")
         raise UserError(f"training.device={choice}: PyTorch sees {sees} here; use {instead}cpu or auto")
     torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
     kind = torch.accelerator.current_accelerator()

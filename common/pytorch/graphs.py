@@ -64,7 +64,7 @@ def start_steps(
     if wanted != "off" and device.type != "cpu":
         log.note("graphs", replayed=graphs is not None, reason=why)
         if why:
-            log.say(f"{GRAPHS}=auto: steps run eagerly, since {why}")
+            log.say(f"{GRAPHS}=auto: steps run eagerly, because {why}")
     return steps, graphs
 
 

@@ -105,7 +105,7 @@ def _read(iterator: Any, started: float) -> Generator[Any, None, None]:
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         reason = " ".join(str(error).split()) or "no message"
         raise UserError(
-            f"a worker process was lost: {reason}; most likely out of memory: lower loading.workers or "
+            f"a worker process was lost ({reason}), most likely out of memory; lower loading.workers or "
             "loading.prefetch, or set loading.loader=threads"
         ) from error
     finally:
@@ -164,7 +164,7 @@ def _require_shared_memory(batch_bytes: int, batches: int) -> None:
     free = filesystem_of(SHARED).free_bytes
     if batches * batch_bytes > free:
         raise UserError(
-            f"{SHARED}: {bytes_text(free)} free, but the workers of this node pass on {batches} "
-            f"batches of {bytes_text(batch_bytes)} in it; lower loading.workers or loading.prefetch, set "
-            "loading.loader=threads, or enlarge it"
+            f"{SHARED}: {bytes_text(free)} free, but the workers of this node keep {batches} "
+            f"batches of {bytes_text(batch_bytes)} there; lower loading.workers or loading.prefetch, set "
+            "loading.loader=threads, or enlarge this folder"
         )

@@ -231,8 +231,8 @@ def introduce(sock: socket.socket, proof: Proof, hello: dict[str, Any], seconds:
     challenge, kind = str(asked["challenge"]), asked.get("kind")
     if kind != proof.kind:
         raise ValueError(
-            f"port {port} expects the proof of another program or, if it is rank 0, this rank has the secret from "
-            f"{proof.kind} and rank 0 has not: pass MLHPC_TOKEN to all ranks or to none"
+            f"port {port} belongs to another program or, if it is rank 0's, this rank has the secret from "
+            f"{proof.kind} but rank 0 does not: pass MLHPC_TOKEN to all ranks or to none"
         )
     answer = {"nonce": nonce, "hello": said}
     answer["proof"] = proof.prove(_words(proof, "rank", port, challenge, nonce, said))
@@ -295,7 +295,7 @@ class _Stranger:
         if not proof.proves(
             str(message["proof"]), _words(proof, "rank", port, self.challenge, nonce, said)
         ) or not isinstance(hello, dict):
-            raise ValueError("not of this launch")
+            raise ValueError("not part of this launch")
         confirmation = proof.prove(_words(proof, "listener", port, self.challenge, nonce, said))
         self.sock.send(json.dumps({"proof": confirmation}).encode() + b"\n")
         return hello

@@ -87,7 +87,7 @@ def forgotten_launcher(env: Mapping[str, str]) -> str:
         tasks = env.get(name, "1")
         if tasks.isdigit() and int(tasks) > 1 and identify(env).launcher == "none":
             starter = "srun" if name == "SLURM_NTASKS" else "jsrun or mpirun"
-            return f"a single rank in a job of {tasks} tasks ({name}); start it with {starter}"
+            return f"only one rank in a job of {tasks} tasks ({name}); start with {starter}"
     return ""
 
 
@@ -248,8 +248,8 @@ def _check(info: RankInfo) -> None:
         and info.local_rank <= info.rank
     ):
         raise UserError(
-            f"the variables of {info.launcher} contradict each other: rank {info.rank} of {info.size}, "
-            f"{info.local_rank} of {info.local_size} on its node, which is {node} of {nodes}; unset "
+            f"the variables of {info.launcher} contradict each other: this is rank {info.rank} of {info.size}, "
+            f"local rank {info.local_rank} of {info.local_size} on node {node} of {nodes}; unset "
             f"variables left over from another launcher"
         )
 

@@ -20,7 +20,7 @@ def expand_hosts(compressed: str) -> list[str]:
     # A comma separates hosts only outside of brackets.
     words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", compressed)
     if ",".join(words) != compressed or not words:
-        raise UserError(f"{compressed!r} is not a Slurm list of hosts, such as n[0-3,7]")
+        raise UserError(f"{compressed!r} is not a Slurm host list, such as n[0-3,7]")
     hosts: list[str] = []
     for word in words:
         hosts += _expand_word(word)
@@ -41,7 +41,7 @@ def _expand_ranges(ranges: str, word: str) -> list[str]:
     for item in ranges.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", item)
         if not match:
-            raise UserError(f"{word!r} is not a Slurm list of hosts: {item!r} is not a number or a range")
+            raise UserError(f"{word!r} is not a Slurm host list: {item!r} is neither a number nor a range")
         first, last = match[1], match[2] or match[1]
         _require_few(len(numbers) + int(last) - int(first))
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
@@ -54,7 +54,7 @@ def expand_counts(compressed: str) -> list[int]:
     for item in compressed.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", item)
         if not match:
-            raise UserError(f"{compressed!r} is not a Slurm list of tasks per node, such as 2(x3),1")
+            raise UserError(f"{compressed!r} is not a Slurm list of task counts per node, such as 2(x3),1")
         _require_few(len(counts) + int(match[2] or 1))
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -62,4 +62,4 @@ def expand_counts(compressed: str) -> list[int]:
 
 def _require_few(number: int) -> None:
     if number > MOST:
-        raise UserError(f"a Slurm list of more than {MOST} nodes; check the variables of the job")
+        raise UserError(f"a Slurm list names more than {MOST} nodes; check the job's SLURM_ variables")

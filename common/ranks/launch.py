@@ -56,8 +56,8 @@ def connect(
         return Solo(info.launcher)
     if framework == "none":
         raise UserError(
-            f"{info.launcher} started {info.size} ranks of a command that runs as a single process; start "
-            f"it once"
+            f"{info.launcher} started {info.size} ranks of a command that runs as a single process; start it "
+            f"only once"
         )
     timeout_s = timeout_s or start_timeout(env, info.size)
     _require_descriptors(framework, info)
@@ -93,7 +93,7 @@ def _tree(
     """The tree for the ranks' host collectives. Raises ``UserError``."""
     engine = env.get(COLLECTIVES, "")
     if engine not in ("", "mpi"):
-        raise UserError(f"{COLLECTIVES}={engine}: set it to mpi, or unset it")
+        raise UserError(f"{COLLECTIVES}={engine} is not supported; set it to mpi, or unset it")
     if not engine:
         return Tree.grow(info.rank, roll_call, listener)
     listener.close()

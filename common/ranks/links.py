@@ -71,7 +71,7 @@ def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -
             raise
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(
-            f"rank {rank} cannot connect to {host} port {port}: {error}; check that the nodes can reach each other"
+            f"rank {rank} cannot connect to port {port} of {host}: {error}; check that nodes can reach each other"
         ) from error
     return connection
 

@@ -57,7 +57,9 @@ def run_local(
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
-        raise UserError(f"--ranks {ranks} inside {outer.launcher}, which started {outer.size}: omit --ranks")
+        raise UserError(
+            f"--ranks {ranks} cannot be used under {outer.launcher}, which already started {outer.size}; omit it"
+        )
     token = secrets.token_hex(16)
     ended: queue.Queue[int] = queue.Queue()  # ranks, in the order in which they ended
     processes: list[subprocess.Popen[str]] = []

@@ -164,7 +164,7 @@ def _joined(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for message in messages:
         hellos = message.get("joined")
         if not isinstance(hellos, list) or not all(isinstance(each, dict) and _peer(each) for each in hellos):
-            raise ValueError("not a report of ranks")
+            raise ValueError("not a node's report of its ranks")
         yield from hellos
 
 

@@ -132,7 +132,7 @@ class Mpi(Tree):
         if (comm.rank, comm.size) != (info.rank, info.size):
             raise UserError(
                 f"{info.launcher} started this as rank {info.rank} of {info.size}, but MPI reports rank "
-                f"{comm.rank} of {comm.size}: mpi4py has another library than the launcher; unset {COLLECTIVES}"
+                f"{comm.rank} of {comm.size}: mpi4py uses another MPI than the launcher; unset {COLLECTIVES}"
             )
         return cls(None, (), mpi)
 
@@ -179,7 +179,7 @@ def load_mpi(user: str) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{user} needs mpi4py with its MPI library: {reason}") from None
+        raise UserError(f"{user} requires mpi4py and its MPI library: {reason}") from None
     return MPI
 
 
@@ -351,7 +351,7 @@ def interface_of(address: str) -> str:
                 return name
     raise UserError(
         f"no network interface has the address {address}; set GLOO_SOCKET_IFNAME (Horovod: "
-        "HOROVOD_GLOO_IFACE) to the one to use"
+        "HOROVOD_GLOO_IFACE) to the interface to use"
     )
 
 

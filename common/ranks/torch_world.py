@@ -69,7 +69,7 @@ class TorchWorld(SocketWorld):
         gpus = [gpu for gpu in self.gather(gpu) if gpu]
         if shared := {gpu for gpu in gpus if gpus.count(gpu) > 1}:
             raise UserError(
-                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank per GPU, or hide the "
+                f"{self.local_size} ranks share a GPU on {min(shared)[0]}; start one rank per GPU, or hide the "
                 f"GPUs with {visible_variable()}="
             )
 

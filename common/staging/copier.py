@@ -140,7 +140,7 @@ def write_verified(
                 break
             atomic.write_all(fd, piece)
         if size != file.size:
-            raise UserError(f"{origin}: changed during the copy, byte {size} of {file.size}; {remedy}")
+            raise UserError(f"{origin}: changed during the copy: {size} of {file.size} bytes; {remedy}")
         if file.crc32 is not None and crc != file.crc32:
             raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
         os.utime(fd, ns=(mtime_ns, mtime_ns))

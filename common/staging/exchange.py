@@ -195,9 +195,9 @@ def _require_room(target: Path, size: int) -> None:
     filesystem = filesystem_of(target)
     if size > filesystem.free_bytes:
         raise UserError(
-            f"{target}: exchanging shards needs {bytes_text(size)}, {filesystem.type} on "
-            f"{filesystem.mount_point} has {bytes_text(filesystem.free_bytes)} free; free some, choose another "
-            "--stage, or set staging.exchange=false"
+            f"{target}: exchanging shards needs {bytes_text(size)}, but {filesystem.type} on "
+            f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} free; free some, choose "
+            "another --stage, or set staging.exchange=false"
         )
 
 

@@ -34,7 +34,7 @@ def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup,
         before = manifests.load(target)
     except UserError as error:  # indexing the existing files would not make a record
         raise UserError(
-            f"{target}: its {manifests.NAME} is not readable as the record of a staging; remove the folder "
+            f"{target}: its {manifests.NAME} is not a readable staging record; remove the folder "
             "or choose another --stage"
         ) from error
     record = record_of(before)

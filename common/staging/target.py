@@ -62,7 +62,7 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
 
     def begin() -> None:
         if target.resolve().is_relative_to(source.resolve()):
-            raise UserError(f"{target}: inside the data set itself; choose another --stage")
+            raise UserError(f"{target}: inside the data set to be staged; choose another --stage")
         with as_user_error(target, "cannot be written", "choose another --stage"):
             for tries_left in reversed(range(10)):
                 try:
@@ -154,8 +154,8 @@ def check_room(needs: Sequence[Need]) -> None:
         filesystem, size = need.filesystem, sizes[need.leader]
         if filesystem is not None and size > filesystem.free_bytes:
             raise UserError(
-                f"{need.target}: staging needs {bytes_text(size)}, {filesystem.type} on "
-                f"{filesystem.mount_point} has {bytes_text(filesystem.free_bytes)} "
+                f"{need.target}: staging needs {bytes_text(size)}, but {filesystem.type} on "
+                f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} "
                 f"free{' (it is memory)' if filesystem.is_ram else ''}; "
                 "free some, choose another --stage, or use staging.mode=shard over more nodes"
             )
@@ -183,7 +183,7 @@ def require_own(target: Path) -> None:
     for parent in target.resolve().parents:
         if _others_may_replace(parent.stat()):
             raise UserError(
-                f"{target}: other users may write to {parent}, and put a folder of theirs in its place; choose "
+                f"{target}: other users may write to {parent} and replace this folder with their own; choose "
                 "another --stage"
             )
 
@@ -212,7 +212,9 @@ def make_folders(target: Path, folders: Iterable[str]) -> None:
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
             if not stat.S_ISDIR(path.lstat().st_mode):
-                raise UserError(f"{path}: not a folder, or a symbolic link to one; choose another --stage")
+                raise UserError(
+                    f"{path} must be a folder, not a symbolic link to one; choose another --stage"
+                )
 
 
 def _prefixes(path: str) -> Iterator[list[str]]:

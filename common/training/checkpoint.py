@@ -78,7 +78,7 @@ def load(folder: Path) -> Checkpoint:
         expected = {f"{prefix}_{i}" for prefix, n in zip(prefixes, counts, strict=True) for i in range(n)}
         if arrays.keys() != expected:
             missing, unknown = expected - arrays.keys(), arrays.keys() - expected
-            raise ValueError(f"{len(missing)} arrays are missing, {len(unknown)} are unknown")
+            raise ValueError(f"{len(missing)} arrays are missing and {len(unknown)} unknown")
         shared, *of_rank = (
             [arrays[f"{prefix}_{i}"] for i in range(n)] for prefix, n in zip(prefixes, counts, strict=True)
         )
@@ -129,7 +129,7 @@ def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
 def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
     """Raise UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
     if len(saved.of_rank) != ranks:
-        raise UserError(f"{folder} requires {count(len(saved.of_rank), 'rank')} to resume, not {ranks}")
+        raise UserError(f"{folder} must be resumed with {count(len(saved.of_rank), 'rank')}, not {ranks}")
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"{path} is damaged, or belongs to another network ({reason}); choose another"
+            f"{path} is damaged, or belongs to another network ({reason}); choose another checkpoint"
         ) from error
 
 

@@ -65,8 +65,8 @@ def open_dataset(
     simulation: Simulation | None = getattr(run.data, "simulation", None)
     if world.rank == 0 and simulation and (other := generated_otherwise(dataset.facts, simulation)):
         sys.stderr.write(
-            f"mlhpc: warning: {data}: generated with {other}, for which the target was set; remove it and make it "
-            f"again with mlhpc data make {run.benchmark}\n"
+            f"mlhpc: warning: {data}: generated with {other}, for which the target was chosen; remove it and "
+            f"make it again with mlhpc data make {run.benchmark}\n"
         )
     return dataset
 
@@ -134,7 +134,7 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
     preferred one first. ``without``: the format of a data set without a codec."""
     if (codec := dataset.facts.get("codec", without)) not in codecs:
         raise UserError(
-            f"{dataset.root} is {codec}, and loading.decode=device requires {' or '.join(codecs)}; "
+            f"{dataset.root} is in format {codec}, but loading.decode=device requires {' or '.join(codecs)}; "
             f"convert it with --codec {codecs[0]}, or set loading.decode=host"
         )
 

@@ -46,7 +46,9 @@ def named(run: Run, loader: Loader[Any]) -> Callable[[int, int], list[object]] |
 def require_parameters(parameters: int, expected: int | None) -> None:
     """Raise UserError if the network that was built does not have the ``expected`` number of parameters."""
     if expected not in (None, parameters):
-        raise UserError(f"the network has {parameters} parameters, not {expected}; set network.parameters")
+        raise UserError(
+            f"the network has {parameters} parameters, not {expected}; correct network.parameters"
+        )
 
 
 def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
@@ -106,7 +108,7 @@ def log_epoch(
     log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
     if run.emulation.enabled:
-        log.say(f"epoch {epoch}: {samples:,} samples read, none trained on")
+        log.say(f"epoch {epoch}: {samples:,} samples read; steps were emulated, not computed")
         return
     log.metric("train_loss", loss, epoch=epoch)
     evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {run.target.value})"

@@ -29,7 +29,7 @@ def require_finite(
         if len(bad) and first_bad == earliest:
             files = ", ".join(map(str, files_of(first_bad)))
             raise UserError(
-                f"the loss became {losses[first_bad]} in step {first_bad + 1} of epoch {epoch}, on {files}; "
+                f"the loss was {losses[first_bad]} in step {first_bad + 1} of epoch {epoch}, on {files}; "
                 f"{advice}"
             )
 

@@ -101,12 +101,14 @@ class LookupTable:
         keys are not checked."""
         frame.require(self.name, "<i2", frame.shape)
         if not 1 <= frame.shape[-1] <= _MOST_VALUES:
-            raise frame.error(f"groups of {frame.shape[-1]} values")
+            raise frame.error(f"has groups of {frame.shape[-1]} values, which are not supported")
         *grid, values = frame.shape
         header: npt.NDArray[Any] = frame.array("blocks", _BLOCK)
         voxels, groups = (header[name].astype(np.int64) for name in ("voxels", "groups"))
         if voxels.sum() != np.prod(grid, dtype=np.int64) or (groups > _MOST_GROUPS).any():
-            raise frame.error(f"blocks of {voxels.sum()} voxels do not make up {frame.shape}", "blocks")
+            raise frame.error(
+                f"blocks of {voxels.sum()} voxels do not add up to shape {frame.shape}", "blocks"
+            )
         narrow = groups <= 256
         count8, count16, rows = int(voxels[narrow].sum()), int(voxels[~narrow].sum()), int(groups.sum())
         if rows > max(int(voxels.sum()), 1):
@@ -115,7 +117,7 @@ class LookupTable:
             read = library.pco_decompress
             keys8 = read(frame, "keys8", "<u2", count8)
             if count8 and int(keys8.max()) > 255:
-                raise frame.error("holds a key beyond one byte", "keys8")
+                raise frame.error("holds a key above 255", "keys8")
             keys = {True: keys8.astype("u1"), False: read(frame, "keys16", "<u2", count16)}
             tables = np.stack([read(frame, f"tables{i}", "<i2", rows) for i in range(values)], axis=1)
         else:
@@ -129,7 +131,7 @@ class LookupTable:
 
 
 def _beyond(frame: Frame, block: Block, at: int) -> UserError:
-    return frame.error(f"key {block.keys[at]} of voxel {block.start + at} exceeds {len(block.table)}")
+    return frame.error(f"key {block.keys[at]} of voxel {block.start + at} is not below {len(block.table)}")
 
 
 class _Range(NamedTuple):

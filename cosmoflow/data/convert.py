@@ -84,7 +84,7 @@ def convert(
     written or contains other samples, or if ``packer`` is set for a format other than gzip.
     """
     if packer and (codec or (None if archive else "gzip")) != "gzip":
-        raise UserError("--packer requires --codec gzip; omit it, or add that option")
+        raise UserError("--packer requires --codec gzip; add it, or omit --packer")
     packer = packer or "zlib"
     generate.require_outside(source, out)
     if on_rank0(world, lambda: _holds_samples(source)):
@@ -129,7 +129,7 @@ def convert(
     expected = len(slabs) * cuts**2
     converted = generate.write_manifest_of_converted(out, facts, expected, world, workers)
     if world.rank == 0:
-        print(f"{out}: {count(expected, 'sample')} by {codec}, {bytes_text(converted.bytes)}")
+        print(f"{out}: {count(expected, 'sample')} as {codec}, {bytes_text(converted.bytes)}")
 
 
 def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
@@ -172,20 +172,22 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             data = file.get(name)
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
                 raise UserError(
-                    f"{universe.path} has no dataset {name!r} of {axes} axes ({np.dtype(kind)}); "
+                    f"{universe.path} has no dataset {name!r} with {axes} axes of {np.dtype(kind)}; "
                     "pass raw universes"
                 )
             require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
     if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
-        raise UserError(f"{universe.path}: --sample {sample} must divide {list(shape[:3])} voxels")
+        raise UserError(f"{universe.path}: --sample {sample} must divide its shape, {list(shape[:3])} voxels")
     return shape
 
 
 def _require_one_kind(universes: list[Universe], shapes: list[tuple[int, ...]]) -> None:
     for universe, shape in zip(universes, shapes, strict=True):
         if shape != shapes[0]:
-            raise UserError(f"{universe.path} is {shape}, not {shapes[0]}; convert one shape at a time")
+            raise UserError(
+                f"{universe.path} has shape {shape}, but others {shapes[0]}; convert one shape at a time"
+            )
 
 
 def _convert_slabs(
@@ -271,7 +273,9 @@ class _Alike:
             else:
                 same = frame.peek(head) == (self.codec, self._shape)
         if not same:
-            raise UserError(f"{path}: truncated, or of another --sample, --codec or --packer; remove it")
+            raise UserError(
+                f"{path}: truncated, or made with another --sample, --codec or --packer; remove it"
+            )
 
 
 def _holds_samples(source: Path) -> bool:

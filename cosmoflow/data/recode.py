@@ -49,7 +49,9 @@ def recode(
     codec = codec or on_rank0(world, lambda: format_of(source / files[0]))
     converted_names = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}
     if len(set(converted_names.values())) < len(converted_names):
-        raise UserError(f"{source}: two samples differ only in the suffix of their files; rename one of them")
+        raise UserError(
+            f"{source}: two samples differ only in their file names' suffixes; rename one of them"
+        )
     shape = dataset.facts.get("sample_shape") or on_rank0(world, lambda: _shape(source / files[0]))
     stored = {key: dataset.facts[key] for key in _HOW if key in dataset.facts}
     settings: dict[str, object] = {
@@ -80,8 +82,8 @@ def recode(
     result = generate.write_manifest_of_converted(out, facts | settings, expected, world, workers)
     if world.rank == 0:
         before = sum(file.size for file in dataset.files if file.path in converted_names)
-        size = f"{result.bytes / before:.2f} of {source}'s size"
-        print(f"{out}: {count(len(files), 'sample')} by {codec}{archives.described(archive)}, {size}")
+        size = f"{result.bytes / before:.2f} times the size of {source}"
+        print(f"{out}: {count(len(files), 'sample')} as {codec}{archives.described(archive)}, {size}")
 
 
 def _write(
@@ -115,7 +117,7 @@ def _recoded(path: Path, shape: list[int], codec: str, packer: Packer) -> bytes 
     x, y = read_counts(path)
     if x.size != _size(shape):
         raise UserError(
-            f"{path} has {x.size} counts, not the {_size(shape)} of {shape}; all samples must have one shape"
+            f"{path} has {x.size} counts, expected {_size(shape)} for {shape}; all samples must have one shape"
         )
     return sample_bytes(x.reshape(shape), y, codec, packer)
 
@@ -134,5 +136,5 @@ def _shape(path: Path) -> list[int]:
     if x.ndim == 4:
         return list(x.shape)
     if 4 * side**3 != x.size:
-        raise UserError(f"{path}: {x.size} counts are not n³ at four redshifts; index the data set first")
+        raise UserError(f"{path}: {x.size} counts are not n³ voxels at 4 redshifts; index the data set first")
     return [side, side, side, 4]

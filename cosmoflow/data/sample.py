@@ -222,7 +222,7 @@ def _counts(path: Sample, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDA
     counts = np.frombuffer(voxels, "u1")
     if len(counts) != 2 * prod(shape):
         raise UserError(
-            f"{path}: x has {len(counts)} bytes, but data.sample_shape {list(shape)} in int16 has "
+            f"{path}: x has {len(counts)} bytes, but data.sample_shape {list(shape)} in int16 takes "
             f"{2 * prod(shape)}; choose another preset or data set"
         )
     return counts.view("<i2").reshape(shape)
@@ -230,7 +230,7 @@ def _counts(path: Sample, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDA
 
 def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: Sample) -> None:
     if targets.size != y.size:
-        raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
+        raise UserError(f"{path}: y has {targets.size} values, but the network predicts {y.size} targets")
     y[...] = targets
 
 
@@ -243,5 +243,5 @@ def _copy(voxels: npt.NDArray[Any], x: npt.NDArray[Any], symmetry: int) -> None:
 def _example(path: Sample, raw: memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
     samples = list(read_examples(path, raw=raw))
     if len(samples) != 1:
-        raise UserError(f"{path}: it has {len(samples)} records, but a sample file must have exactly one")
+        raise UserError(f"{path} has {len(samples)} records, but a sample file must have exactly one")
     return samples[0]

@@ -33,7 +33,9 @@ def show(sample_file: Path, out_png: Path) -> dict[str, Any]:
     channels = len(REDSHIFTS)
     n = round((len(raw) / (2 * channels)) ** (1 / 3))
     if len(samples) != 1 or not n or len(raw) != 2 * channels * n**3 or unit.size != len(PARAMETERS):
-        raise UserError(f"{sample_file}: not n³ voxels at {channels} redshifts; pass a sample file")
+        raise UserError(
+            f"{sample_file}: not a sample of n³ voxels at {channels} redshifts; pass a sample file"
+        )
     voxels = np.frombuffer(raw, "<i2").reshape(n, n, n, channels)
 
     slab = max(1, n // 8)

@@ -51,7 +51,9 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
         else:
             in_voxels = gravity.cloud_counts(moved, simulation.particles**3, rng)
         if in_voxels.max() > np.iinfo(np.int16).max:
-            raise UserError(f"{in_voxels.max()} particles exceed an int16; reduce data.simulation.particles")
+            raise UserError(
+                f"a voxel has {in_voxels.max()} particles, too many for int16; reduce data.simulation.particles"
+            )
         counts[..., channel] = in_voxels
     return counts, unit
 
@@ -115,7 +117,9 @@ def _checked(data: Data) -> Simulation:
     if simulation is None:
         raise UserError("the official data set cannot be generated; see docs/reference/data_cosmoflow.md")
     if len(shape) != 4 or len(set(shape[:3])) != 1 or shape[3] != len(REDSHIFTS):
-        raise UserError(f"data.sample_shape is {list(shape)}; universes give [n, n, n, {len(REDSHIFTS)}]")
+        raise UserError(
+            f"data.sample_shape {list(shape)} must be [n, n, n, {len(REDSHIFTS)}] for simulated universes"
+        )
     if simulation.grid % shape[0]:
         raise UserError(f"data.simulation.grid={simulation.grid} must be a multiple of {shape[0]}")
     return simulation

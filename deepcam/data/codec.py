@@ -166,7 +166,9 @@ class Planes:
         kept = (np.abs(out.astype(np.float64) - array) <= limits).all(axis=(0, 1))
         if not kept.all():
             channel = int(np.argmin(kept))
-            raise UserError(f"{self.name} exceeds {limits[channel]:.3g} in channel {channel}; choose another")
+            raise UserError(
+                f"{self.name}: error exceeds {limits[channel]:.3g} in channel {channel}; choose another codec"
+            )
         return sections
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
@@ -211,14 +213,16 @@ def encoder(
     ``maximum``, both [channels]. Raises UserError for a bound that this codec does not support."""
     if name not in _BOUNDED:
         if max_error is not None or error_of is not None:
-            raise UserError(f"--max-error: {name} has no bound (supported: {', '.join(_BOUNDED)})")
+            raise UserError(f"--max-error does not apply to codec {name} (supported: {', '.join(_BOUNDED)})")
         return CODECS[name]
     error = 1e-3 if max_error is None else max_error
     if not 1e-12 < error < 1:
         raise UserError(f"--max-error {error} must be between 1e-12 and 1")
     of: Of = error_of or "range"
     if name in ("sz3", "zfp") and of == "value":
-        raise UserError(f"--error-of value: {name} has an absolute bound; use --error-of range, or delta")
+        raise UserError(
+            f"--error-of value: {name} bounds only absolute errors; use --error-of range, or --codec delta"
+        )
     return _BOUNDED[name](Bound(error, of, (maximum - minimum).astype(np.float64)))
 
 

@@ -83,7 +83,7 @@ def convert(
     dtype = np.dtype(np.float16 if float16 else np.float32)
     encoded = codec in CODECS
     if not encoded and (max_error is not None or error_of is not None):
-        raise UserError(f"--max-error: {codec} has no bound")
+        raise UserError(f"--max-error does not apply to {codec}; omit it")
     using = encoder(codec, max_error, error_of, *statistics) if encoded and not as_stored else None
     reader = Reader(shape, statistics if float16 else None, before.get("codec"))
     own_samples = samples[world.rank :: world.size]
@@ -147,7 +147,7 @@ def convert(
     written = generate.write_manifest_of_converted(out, known, expected, world, workers)
     if world.rank == 0:
         how_packed = archives.described(archive)
-        print(f"{out}: {count(len(samples), 'sample')} by {codec}{how_packed}, {bytes_text(written.bytes)}")
+        print(f"{out}: {count(len(samples), 'sample')} as {codec}{how_packed}, {bytes_text(written.bytes)}")
 
 
 def _require_folders(source: Path, out: Path) -> None:

@@ -94,7 +94,9 @@ def find_statistics(root: Path) -> Path:
     for path in (root / "stats.h5", root / "train" / "stats.h5"):
         if path.exists():
             return path
-    raise UserError(f"{root / 'stats.h5'} is missing, also in train/; copy it from the original data set")
+    raise UserError(
+        f"{root / 'stats.h5'} is missing, and is not in train/ either; copy it from the original data set"
+    )
 
 
 def read_statistics(root: Path, channels: int) -> Statistics:
@@ -119,7 +121,7 @@ def read_statistics(root: Path, channels: int) -> Statistics:
         if not (high > low and 0 < scale < np.inf):
             raise UserError(
                 f"{path}: {channel_name(channel, channels)} from {low} to {high} cannot be "
-                "normalised; compute the statistics again from the training samples"
+                "normalised; recompute the statistics from the training samples"
             )
     return Statistics(minimum, maximum)
 
@@ -154,7 +156,7 @@ def _extent(dataset: Any, path: Path) -> Extent | None:
 def _dataset(file: Any, path: Path, name: str) -> Any:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        raise UserError(f"{path} has no dataset {name}; it is not a file of a DeepCAM data set")
+        raise UserError(f"{path} has no dataset {name}; pass a file of a DeepCAM data set")
     if dataset.size and not dataset.id.get_storage_size() and not dataset.external and not dataset.is_virtual:
         raise UserError(f"{path}: {name} was never written; download or regenerate the file")
     require_own_values(dataset, path)

@@ -52,7 +52,7 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
     kinds = "data-*.h5, .npy, .mlc or archived"
     samples = archive.list_samples(folder, is_sample, kinds, expected)
     if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
-        raise UserError(f"{folder} has samples as {' and as '.join(suffixes)}; keep only one kind")
+        raise UserError(f"{folder} has samples in several formats, {' and '.join(suffixes)}; keep only one")
     return samples
 
 
@@ -62,7 +62,7 @@ def require_layout(dataset: Manifest) -> None:
     if dataset.facts.get("codec", "hdf5") not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
-        raise UserError(f"{dataset.root}: .npy files without a manifest; convert the HDF5 samples again")
+        raise UserError(f"{dataset.root}: its .npy files have no manifest; convert the HDF5 samples again")
 
 
 def sample_shape(path: Sample) -> tuple[int, int, int]:

@@ -102,7 +102,7 @@ class DeepCamSource(Source[TensorPair]):
         if self.loading.cache and need > (left := memory_left()):
             raise UserError(
                 f"loading.cache needs {bytes_text(need)} for {count(kept, 'sample')} of "
-                f"{count(self.ranks_on_node, 'rank')} on this node, which has "
+                f"{count(self.ranks_on_node, 'rank')} on this node, which has only "
                 f"{bytes_text(left)} free; set loading.cache=false, or use more nodes"
             )
 

@@ -74,13 +74,13 @@ def range_of(field: npt.NDArray[np.float32]) -> str:
     low, mean, high = float(field.min()), field.mean(dtype=np.float64), float(field.max())
     if abs(mean) < np.finfo(np.float32).eps * max(abs(low), abs(high)):
         mean = 0.0
-    return f"least {low:.4g}, mean {mean:.4g}, largest {high:.4g}"
+    return f"minimum {low:.4g}, mean {mean:.4g}, maximum {high:.4g}"
 
 
 def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     if not path.is_file():
         what = "a folder, not a sample" if path.is_dir() else "no such file"
-        raise UserError(f"{path}: {what}; pass a file data-*.h5 or data-*.npy")
+        raise UserError(f"{path}: {what}; pass a file named data-*.h5 or data-*.npy")
     if path.suffix == ".npy":
         with opened(path) as fd:
             shape = npy.locate(fd, path).shape

@@ -95,7 +95,7 @@ def _require_dlios_own(layout: Layout) -> None:
         raise UserError(f"{place}: {_OWN_LAYOUT}; choose another folder, or --set dataset.layout=mlhpc")
     if isinstance(root, Path):
         if root.exists() and any(root.iterdir()) and not (root / "train").exists():
-            raise UserError(f"{root}: not empty and without a folder train; choose another folder")
+            raise UserError(f"{root}: not empty, but has no folder train; choose another folder")
         place.require_space(0 if root.exists() else _stored_bytes(layout.dataset, layout.dataset.files))
         for split in SPLITS:
             (root / layout.folder(split)).mkdir(parents=True, exist_ok=True)
@@ -105,15 +105,15 @@ def _require_dlios_own(layout: Layout) -> None:
             other = sorted(set(there) - set(layout.new_dlio_names(split)))
             if other:
                 raise UserError(
-                    f"{place} has {other[0]}, which is not of {count(layout.files(split), 'file')}; choose "
-                    "another folder"
+                    f"{place} has {other[0]}, not one of the workload's {count(layout.files(split), 'file')}; "
+                    "choose another folder"
                 )
         first = next((file for file in range(layout.files(split)) if layout.name(split, file) in there), None)
         if first is not None:
             _require_same(layout, split, first, damaged=True)
 
 
-_OWN_LAYOUT = "contains a data set in the layout of mlhpc io, not of DLIO"
+_OWN_LAYOUT = "contains a data set in mlhpc's own layout, not DLIO's"
 
 
 def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = False) -> None:
@@ -134,7 +134,7 @@ def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = Fa
         opened.close()
     if not dataset.sample_bytes_stdev and size != sizes[0]:
         raise UserError(
-            f"{layout.place}/{name}: its samples have {size} bytes, not {sizes[0]}: the data of another workload; "
+            f"{layout.place}/{name}: its samples have {size} bytes, not the workload's {sizes[0]}; "
             "choose another folder with --data"
         )
 
@@ -146,9 +146,9 @@ def _require_dlio_data(layout: Layout) -> None:
         files, there = layout.files(split), len(layout.dlio_files(split))
         where = f"{layout.place}/{layout.folder(split)}"
         if there < files:
-            raise UserError(f"{where} has {there} of {files} files .{layout.suffix}; {command}")
+            raise UserError(f"{where} has only {there} of {files} .{layout.suffix} files; {command}")
         if files and there > files:
-            print(f"{where}: of {there} files the first {files} are used", file=sys.stderr)
+            print(f"{where}: only the first {files} of {there} files are used", file=sys.stderr)
         if files:
             _require_same(layout, split, 0)
 
@@ -180,19 +180,21 @@ def require_data(dataset: Dataset, root: Root) -> None:
             raise UserError(f"{root}: {_OWN_LAYOUT}; choose another folder, or --set dataset.layout=mlhpc")
         return _require_dlio_data(layout)
     if recorded is None:
-        raise UserError(f"{root}: not a data set of mlhpc io; {command}")
+        raise UserError(f"{root}: not a data set made by mlhpc io; {command}")
     wanted = layout.record()
     keys = sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
     if keys and not _is_part(keys, layout, recorded):
         differing = "; ".join(f"{key} is {recorded.get(key)}, not {wanted.get(key)}" for key in keys[:3])
-        raise UserError(f"{root} has the data of another workload: {differing}; choose another --data")
+        raise UserError(f"{root} has data for another workload ({differing}); choose another --data")
     for split in SPLITS:
         if not layout.files(split):
             continue
         present = layout.place.present(split)
         lacking = sum(layout.name(split, file) not in present for file in range(layout.files(split)))
         if lacking:
-            raise UserError(f"{layout.place}/{split}: {lacking} of {layout.files(split)} missing; {command}")
+            raise UserError(
+                f"{layout.place}/{split}: {lacking} of {layout.files(split)} files are missing; {command}"
+            )
 
 
 def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -> bool:

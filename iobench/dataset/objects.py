@@ -56,7 +56,7 @@ class ObjectStore:
             raise UserError(f"the URL of the data: {NO_PASSWORDS}")
         protocol, _, path = self.url.partition("://")
         if not protocol or not path.strip("/"):
-            raise UserError(f"{self.url}: names no bucket; write a URL such as s3://bucket/prefix")
+            raise UserError(f"{self.url}: no bucket in this URL; write one such as s3://bucket/prefix")
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class ObjectStore:
             differ = sorted(
                 key for key in present.keys() | wanted.keys() if present.get(key) != wanted.get(key)
             )
-            raise UserError(f"{self}: data set with another {', '.join(differ)}; remove it")
+            raise UserError(f"{self} has a data set made with another {', '.join(differ)}; remove it")
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
         """The files among ``names`` that do not exist. Existing objects are complete, because they are written as
@@ -158,8 +158,8 @@ class ObjectStore:
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
-            f"{tempfile.gettempdir()} cannot be written: {error.strerror or error}; files of the data set "
-            f"are written there before the upload: set TMPDIR to a folder with enough space"
+            f"{tempfile.gettempdir()} cannot be written: {error.strerror or error}; the data set's files "
+            f"are written there before their upload; set TMPDIR to a folder with enough space"
         )
 
     def size(self, name: str) -> int:
@@ -204,7 +204,7 @@ class ObjectStore:
         try:
             self._call("written", work)
         except FileNotFoundError:
-            raise UserError(f"{self} cannot be written: there is no such bucket; create it first") from None
+            raise UserError(f"{self} cannot be written: the bucket does not exist; create it first") from None
 
     def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
         """Return ``work(file system, path)`` for this URL. Raises FileNotFoundError if there is no such object or
@@ -296,13 +296,15 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
             },
         }
     elif endpoint or region:
-        raise UserError(f"storage.endpoints and storage.region apply to s3://, not to {protocol}://")
+        raise UserError(f"storage.endpoints and storage.region apply only to s3://, not to {protocol}://")
     # Neither listings nor instances are cached, since another rank may have written in the meantime.
     options |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
         inspect.signature(kind.__init__).bind(None, **options)  # fails before a client is partially created
     except TypeError as error:
-        raise UserError(f"{protocol}:// cannot be used: no URL suffices ({error}); use s3://") from None
+        raise UserError(
+            f"{protocol}:// cannot be used: its client needs more than a URL ({error}); use s3://"
+        ) from None
     filesystem = kind(**options)
     if hasattr(filesystem, "retries"):
         filesystem.retries = 1  # each of which includes botocore's own retries

@@ -79,8 +79,8 @@ class Folder:
         filesystem = filesystem_of(self.root)
         if needed > filesystem.free_bytes:
             raise UserError(
-                f"{self.root}: {bytes_text(needed)} exceed the {bytes_text(filesystem.free_bytes)} "
-                f"free in {filesystem.mount_point}; free some, or set dataset.files"
+                f"{self.root}: {bytes_text(needed)} needed, but only {bytes_text(filesystem.free_bytes)} "
+                f"free in {filesystem.mount_point}; free some, or lower dataset.files"
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:

@@ -56,7 +56,7 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
         text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"{path} cannot be read: {reason}; pass the file of a workload") from None
+        raise UserError(f"{path} cannot be read: {reason}; pass a workload file") from None
     if path.suffix == ".toml":
         workload, changed = _from_toml(text, str(path), settings)
     else:
@@ -81,7 +81,9 @@ def _folder() -> Any:
 def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     settings = tuple(settings)
     if theirs := next(filter(_is_dlio, settings), None):
-        raise UserError(f"{where}: {theirs!r} is a key of DLIO's YAML, not of a workload; see mlhpc io list")
+        raise UserError(
+            f"{where}: {theirs!r} is a key of DLIO's YAML files; for keys of workloads see mlhpc io list"
+        )
     try:
         tables = parse_toml(text)
     except ValueError as error:
@@ -101,7 +103,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loa
     try:
         import yaml
     except ModuleNotFoundError:
-        raise UserError(f"{where}: reading YAML needs PyYAML; {install('io')}, or write TOML") from None
+        raise UserError(f"{where}: reading YAML requires PyYAML; {install('io')}, or write TOML") from None
     try:
         root, tables = _load_yaml(text)
     except yaml.YAMLError as error:
@@ -112,7 +114,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loa
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{where}: invalid YAML: {reason}") from None
     if not isinstance(tables, dict):
-        raise UserError(f"{where}: not a workload; expected tables such as dataset, reader and train")
+        raise UserError(f"{where}: not a workload: it needs tables such as dataset, reader and train")
     settings = tuple(settings)
     for setting in filter(_is_dlio, settings):
         tables, _ = _with_setting(
@@ -166,7 +168,7 @@ def _with_setting(
     key, equals, text = setting.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not equals or not all(keys) or not text.strip():
-        raise UserError(f"--set {setting!r} is not of the form table.key=value, such as dataset.files=16")
+        raise UserError(f"--set {setting!r} must have the form table.key=value, such as dataset.files=16")
     value = value_of(text.strip())
     merged = dict(tables)
     inner = merged

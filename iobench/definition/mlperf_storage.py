@@ -100,7 +100,7 @@ def required(workload: Workload, memory_bytes: int, accelerators: int, clients: 
     below 1."""
     dataset = workload.dataset
     if dataset is None:
-        raise UserError(f"{workload.name} reads no data, so it has no data size")
+        raise UserError(f"workload {workload.name} reads no data, so no data size is required")
     for name, value in (("--memory", memory_bytes), ("--accelerators", accelerators), ("--clients", clients)):
         if value < 1:
             raise UserError(f"{name} {value} must be at least 1")
@@ -136,28 +136,30 @@ def findings(
     if dataset.bytes < MEMORIES * memory_bytes * clients:
         times = digits(dataset.bytes / (memory_bytes * clients), 2)
         violations.append(
-            f"{count(dataset.files, 'file')} are {times} times the clients' memory, "
-            f"{MEMORIES} times are required: dataset.files={needed.files}"
+            f"{count(dataset.files, 'file')} make only {times} times the clients' memory, but "
+            f"{MEMORIES} times are required; set dataset.files={needed.files}"
         )
     steps = workload.steps_per_epoch(accelerators)
     if steps < STEPS:
-        violations.append(f"{steps} steps per epoch, {STEPS} are required: dataset.files={needed.files}")
+        violations.append(
+            f"{steps} steps per epoch, but {STEPS} are required; set dataset.files={needed.files}"
+        )
     epochs = own.epochs if own else 5
     if workload.train.epochs != epochs or workload.train.steps:
-        violations.append(f"{workload.train.epochs} epochs, {epochs} whole ones are required")
+        violations.append(f"{workload.train.epochs} epochs, but {epochs} whole epochs are required")
     threshold = own.au_percent if own else workload.metric.au_percent
     if threshold is None:
         violations.append("the workload has no utilisation threshold (metric.au_percent)")
     warm_ups = own.warm_ups if own else 0
     if runs and len(runs) < RUNS + warm_ups:
         wanted = f"{RUNS} after one warm-up run" if warm_ups else f"{RUNS}"
-        violations.append(f"{len(runs)} runs, {wanted} are required")
+        violations.append(f"{len(runs)} runs, but {wanted} are required")
     for number, utilisation in enumerate(runs[warm_ups:], 1 + warm_ups):
         if utilisation is None or (threshold is not None and utilisation < threshold):
             reached = "none" if utilisation is None else f"{utilisation:.1f}%"
             more = dict(enumerate(without_loader, 1)).get(number)
             other = "" if more is None else f" ({more:.1f}% without the cost of the loader)"
-            violations.append(f"run {number}: utilisation {reached}{other}, {threshold:g}% is required")
+            violations.append(f"run {number}: utilisation {reached}{other}, but {threshold:g}% is required")
     return violations
 
 
@@ -168,7 +170,7 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
         return [f"the workload {workload.name} is not one of MLPerf Storage: {', '.join(names)}"]
     stated, wanted = _fixed(workload), _fixed(load.load(f"mlperf_{own.name}"))
     changes = [
-        f"{key} is {json.dumps(stated[key])}, {json.dumps(wanted[key])} in {own.name} of {own.round}"
+        f"{key} is {json.dumps(stated[key])}, but {json.dumps(wanted[key])} in {own.name} of {own.round}"
         for key in wanted
         if stated[key] != wanted[key]
     ]

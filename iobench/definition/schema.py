@@ -26,20 +26,28 @@ class Dataset(FrozenModel):
     layout: Literal["mlhpc", "dlio"] = Field(
         "mlhpc", description="names and content of the files: the suite's own, or those of DLIO 2.0.0"
     )
-    file_prefix: str = Field("img", pattern=r"^[A-Za-z0-9_.-]+$", description="of the names of DLIO's files")
-    subfolders: CountOrNone = Field(0, description="of DLIO's train; from 2 on")
-    eval_subfolders: CountOrNone = Field(0, description="of DLIO's valid")
+    file_prefix: str = Field("img", pattern=r"^[A-Za-z0-9_.-]+$", description="prefix of DLIO's file names")
+    subfolders: CountOrNone = Field(0, description="subfolders of DLIO's train; 0 or 1: none")
+    eval_subfolders: CountOrNone = Field(0, description="subfolders of DLIO's valid; 0 or 1: none")
     files: Count
     samples_per_file: Count = 1
-    sample_bytes: Bytes = Field(description="mean size of a sample, without the overhead of the format")
-    sample_bytes_stdev: BytesOrNone = Field(0, description="of a normal distribution, truncated at mean/100")
-    total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not given")
+    sample_bytes: Bytes = Field(description="mean size of a sample, excluding the format's overhead")
+    sample_bytes_stdev: BytesOrNone = Field(
+        0, description="standard deviation; sizes are normally distributed, at least mean/100"
+    )
+    total_bytes: BytesOrNone = Field(
+        0, description="checked against files × samples_per_file × sample_bytes; 0: not checked"
+    )
     eval_files: CountOrNone = 0
     compressibility: float = Field(1.0, ge=1, description="raw size / compressed size; 1: incompressible")
-    compression: Literal["none", "gzip", "lzf"] = Field("none", description="of HDF5; gzip of TFRecord")
+    compression: Literal["none", "gzip", "lzf"] = Field(
+        "none", description="HDF5: any of these; TFRecord: gzip only"
+    )
     compression_level: int = Field(4, ge=1, le=9)
-    chunk_bytes: BytesOrNone = Field(0, description="of HDF5; 0: contiguous, or one sample if compressed")
-    columns: Count = Field(1024, description="numbers per row of CSV")
+    chunk_bytes: BytesOrNone = Field(
+        0, description="chunk size of HDF5; 0: contiguous, or one sample if compressed"
+    )
+    columns: Count = Field(1024, description="numbers per CSV row")
     seed: CountOrNone = 2020
 
     @property
@@ -57,7 +65,7 @@ class Dataset(FrozenModel):
         if self.total_bytes and abs(self.bytes / self.total_bytes - 1) > TOLERANCE:
             raise ValueError(
                 "contradictory sizes: files × samples_per_file × sample_bytes is "
-                f"{bytes_text(self.bytes)}, total_bytes {bytes_text(self.total_bytes)}"
+                f"{bytes_text(self.bytes)}, but total_bytes is {bytes_text(self.total_bytes)}"
             )
         if self.sample_bytes_stdev >= self.sample_bytes:
             raise ValueError(f"sample_bytes_stdev must be less than sample_bytes {self.sample_bytes}")
@@ -68,12 +76,14 @@ class Dataset(FrozenModel):
         if self.chunk_bytes and self.format != "hdf5":
             raise ValueError(f"chunk_bytes requires hdf5, not {self.format}")
         if self.layout == "dlio" and self.format == "parquet":
-            raise ValueError("dataset.layout of parquet must be mlhpc: DLIO 2.0.0 has no such files")
+            raise ValueError(
+                "dataset.layout must be mlhpc for parquet: DLIO 2.0.0 does not support that format"
+            )
         if self.format == "csv" and self.layout == "mlhpc" and self.sample_bytes < 2 * self.columns:
             raise ValueError(f"sample_bytes must be at least {2 * self.columns} for {self.columns} columns")
         single = self.format == "jpeg" or (self.format == "npy" and self.layout == "mlhpc")
         if single and self.samples_per_file > 1:
-            raise ValueError(f"samples_per_file of {self.format} must be 1, not {self.samples_per_file}")
+            raise ValueError(f"samples_per_file must be 1 for {self.format}, not {self.samples_per_file}")
         return self
 
 
@@ -84,12 +94,12 @@ def _split(value: Any) -> Any:
 class Extent(FrozenModel):
     """A part of a sample that a reader requests."""
 
-    offset: BytesOrNone = Field(0, description="from the start of the sample")
+    offset: BytesOrNone = Field(0, description="from the sample's first byte")
     bytes: Bytes
     transfer_bytes: BytesOrNone = Field(0, description="maximum size of a read; 0: all at once")
 
 
-NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID and so on instead"
+NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID and related variables instead"
 
 
 def has_password(url: str) -> bool:
@@ -109,13 +119,13 @@ class Storage(FrozenModel):
 
     url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (), description="URLs of the server, separated by commas; rank r uses number r modulo their count"
+        (), description="server URLs, separated by commas; rank r uses URL number r modulo their count"
     )
     region: str = ""
     path_style: bool | None = Field(
         None, description="path-style requests (bucket in the path); none: only if endpoints are given"
     )
-    attempts: Count = Field(5, description="attempts per request before the server counts as unavailable")
+    attempts: Count = Field(5, description="attempts per request before the server is considered unavailable")
 
     @model_validator(mode="after")
     def _no_passwords(self) -> Self:
@@ -130,12 +140,12 @@ Loader = Literal["none", "pytorch", "tensorflow"]
 class LoaderCost(FrozenModel):
     """The cost of a loader with Python workers beyond reading, in core seconds (``mlhpc io calibrate``)."""
 
-    batch: NonNegativeFloat = Field(0.0, description="time of a worker per batch")
-    sample: NonNegativeFloat = Field(0.0, description="time of a worker per sample")
-    per_mb: NonNegativeFloat = Field(0.0, description="time of a worker per MB handed over")
+    batch: NonNegativeFloat = Field(0.0, description="worker time per batch")
+    sample: NonNegativeFloat = Field(0.0, description="worker time per sample")
+    per_mb: NonNegativeFloat = Field(0.0, description="worker time per MB passed to the main process")
     steps: tuple[tuple[NonNegativeFloat, NonNegativeFloat], ...] = Field(
         (),
-        description="of the training loop, per step: pairs of MB of a batch and seconds; between them on a line",
+        description="pairs of batch size (MB) and loop time per step (s), interpolated linearly",
     )
 
 
@@ -146,36 +156,42 @@ class Reader(FrozenModel):
     eval_batch_size: Count = 1
     threads: CountOrNone = Field(1, description="reader threads; 0: the loop reads, so no I/O is hidden")
     prefetch: Count = Field(2, description="maximum number of batches ready or in progress")
-    partition: bool = Field(True, description="each rank reads its part of the samples; false: all samples")
+    partition: bool = Field(
+        True, description="each rank reads only its share of the samples; false: all samples"
+    )
     file_order: Literal["sequential", "shuffled"] = "sequential"
     sample_order: Literal["sequential", "shuffled", "random"] = Field(
-        "sequential", description="order of all samples of the rank; random: with replacement"
+        "sequential", description="order of a rank's samples; random: drawn with replacement"
     )
-    transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once; npz as NumPy does")
+    transfer_bytes: BytesOrNone = Field(
+        0, description="maximum size of a read; 0: whole samples; npz: as NumPy reads"
+    )
     reopen: bool = Field(False, description="open the file again for each sample, as a stateless loader does")
     advice: Literal["normal", "sequential", "random"] = Field(
-        "normal", description="posix_fadvise of each file; sequential: the kernel reads ahead twice as far"
+        "normal", description="posix_fadvise for each file; sequential: the kernel reads ahead twice as far"
     )
     direct: bool = Field(False, description="O_DIRECT: bypass the page cache")
     mpi_io: bool = Field(False, description="read HDF5 through MPI-IO, if h5py was built with it")
-    metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
+    metadata_bytes: BytesOrNone = Field(0, description="size of an extra read before each sample")
     load_all: bool = Field(False, description="read all samples into memory before the first step")
     extents: tuple[Extent, ...] = Field(
         (),
-        description="parts of a sample to read, in this order (binary format only); none: the whole sample once",
+        description="parts of a sample to read, in this order (binary format only); none: the whole sample",
     )
-    loader: Loader = Field("none", description="the Python loader whose cost is added to reading")
+    loader: Loader = Field("none", description="Python loader whose cost is added to that of reading")
     loader_cost: LoaderCost | None = Field(None, description="none: measured before the run")
     handed_bytes: BytesOrNone = Field(
-        0, description="of a sample, as a worker hands it over; 0: sample_bytes"
+        0, description="size of a sample that a worker passes on; 0: sample_bytes"
     )
     preprocess: Duration = Field(Duration(mean=0.0), description="seconds of preprocessing per sample")
-    preprocess_threads: CountOrNone = Field(0, description="threads for preprocessing; 0: the reader threads")
+    preprocess_threads: CountOrNone = Field(
+        0, description="threads for preprocessing; 0: the reader threads do it"
+    )
 
     @model_validator(mode="after")
     def _threads_agree(self) -> Self:
         if self.preprocess_threads and not self.threads:
-            raise ValueError("reader.preprocess_threads needs reader.threads of at least 1")
+            raise ValueError("reader.preprocess_threads requires reader.threads of at least 1")
         return self
 
     def worker_s(self, dataset: Dataset, batch: int) -> float:
@@ -203,14 +219,16 @@ class Reader(FrozenModel):
 class Train(FrozenModel):
     epochs: Count = 1
     steps: CountOrNone = Field(0, description="total number of steps over all epochs; 0: whole epochs")
-    epoch_steps: CountOrNone = Field(0, description="most steps of an epoch; 0: all of its samples")
+    epoch_steps: CountOrNone = Field(0, description="maximum steps per epoch; 0: as many as the samples fill")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of computation per step")
     barrier: bool = Field(True, description="ranks wait for each other in each step, as in an all-reduce")
 
 
 class Evaluation(FrozenModel):
     every_epochs: CountOrNone = Field(0, description="0: never")
-    first_epoch: CountOrNone = Field(0, description="the epoch that the first one follows; 0: every_epochs")
+    first_epoch: CountOrNone = Field(
+        0, description="epoch after which the first takes place; 0: every_epochs"
+    )
     computation: Duration = Duration(mean=0.0)
 
 
@@ -218,15 +236,21 @@ class Checkpoint(FrozenModel):
     """Checkpoints written during training (``every_*``), or written and read afterwards (``writes``,
     ``reads``)."""
 
-    files: tuple[Bytes, ...] = Field((), description="sizes of the files of each writer")
-    total_bytes: BytesOrNone = Field(0, description="instead of files: divided among the writing ranks")
+    files: tuple[Bytes, ...] = Field((), description="sizes of the files that each writer writes")
+    total_bytes: BytesOrNone = Field(
+        0, description="instead of files: total size, divided among the writing ranks"
+    )
     ranks: Literal["first", "all"] = "first"
     every_steps: CountOrNone = 0
-    steps_of: Literal["run", "epoch"] = Field("run", description="whether every_steps restarts each epoch")
+    steps_of: Literal["run", "epoch"] = Field(
+        "run", description="count every_steps over the run, or anew in each epoch"
+    )
     every_epochs: CountOrNone = 0
-    first_epoch: CountOrNone = Field(0, description="the epoch that the first one follows; 0: every_epochs")
+    first_epoch: CountOrNone = Field(
+        0, description="epoch after which the first takes place; 0: every_epochs"
+    )
     writes: CountOrNone = Field(0, description="checkpoints written after training")
-    reads: CountOrNone = Field(0, description="checkpoints read back afterwards, with cleared caches")
+    reads: CountOrNone = Field(0, description="checkpoints read back afterwards, with caches dropped")
     fsync: bool = True
     transfer_bytes: Bytes = 4 << 20
 
@@ -240,9 +264,9 @@ class Checkpoint(FrozenModel):
         if self.files and self.total_bytes:
             raise ValueError("contradictory sizes: set files or total_bytes, not both")
         if self.enabled and not (self.files or self.total_bytes):
-            raise ValueError("a checkpoint needs files, or total_bytes")
+            raise ValueError("a checkpoint requires files or total_bytes")
         if self.reads and not self.enabled:
-            raise ValueError("reads without writes")
+            raise ValueError("reads requires writes: add them")
         return self
 
 
@@ -250,14 +274,18 @@ class Metric(FrozenModel):
     """How metrics are computed from the times."""
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
-    exclude_start_steps: CountOrNone = Field(1, description="steps per epoch excluded from the utilisation")
+    exclude_start_steps: CountOrNone = Field(
+        1, description="first steps of each epoch that utilisation excludes"
+    )
     exclude_end_steps: CountOrNone = 0
 
 
 class Workload(FrozenModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=200)
     description: str = ""
-    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field("", description="the suite that defines it")
+    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
+        "", description="suite that defines the workload"
+    )
     dataset: Dataset | None = Field(None, description="none: nothing is read")
     storage: Storage = Storage()
     reader: Reader = Reader()
@@ -265,8 +293,8 @@ class Workload(FrozenModel):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     metric: Metric = Metric()
-    without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that have no effect")
-    generate_data: bool = Field(False, description="io run generates the data if there is none yet")
+    without_effect: tuple[str, ...] = Field((), description="keys of the DLIO file that have no effect")
+    generate_data: bool = Field(False, description="io run generates the data if none exists yet")
     # Keys of ``storage`` that were set by a workload file, not by the user; these are proposals (run.data_of).
     _proposed: frozenset[str] = PrivateAttr(frozenset())
 
@@ -284,13 +312,15 @@ class Workload(FrozenModel):
         if self.dataset is None and not self.train.steps and not self.checkpoint.writes:
             raise ValueError("nothing to do: add [dataset], train.steps or checkpoint.writes")
         if self.dataset and self.dataset.samples < self.reader.batch_size:
-            raise ValueError(f"a batch of {self.reader.batch_size} from {self.dataset.samples} samples")
+            raise ValueError(
+                f"reader.batch_size {self.reader.batch_size} exceeds the {self.dataset.samples} samples"
+            )
         if self.dataset and self.reader.extents:
             self._require_extents(self.dataset)
         if self.dataset and self.reader.mpi_io:
             self._require_mpi_io(self.dataset)
         if self.evaluation.every_epochs and not (self.dataset and self.dataset.eval_files):
-            raise ValueError("evaluation.every_epochs needs dataset.eval_files")
+            raise ValueError("evaluation.every_epochs requires dataset.eval_files")
         return self
 
     def _require_extents(self, dataset: Dataset) -> None:
@@ -301,7 +331,9 @@ class Workload(FrozenModel):
             )
         end = max(extent.offset + extent.bytes for extent in self.reader.extents)
         if end > dataset.sample_bytes:
-            raise ValueError(f"contradictory sizes: extents end at {end} of {dataset.sample_bytes} bytes")
+            raise ValueError(
+                f"contradictory sizes: extents end at byte {end}, but samples have {dataset.sample_bytes} bytes"
+            )
 
     def _require_mpi_io(self, dataset: Dataset) -> None:
         reader = self.reader

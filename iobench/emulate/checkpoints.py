@@ -101,7 +101,7 @@ class Checkpoints:
                     os.close(fd)
                 seconds += clock() - start
                 if done != size:
-                    raise UserError(f"{path} has {done} bytes, but {size} were written: damaged")
+                    raise UserError(f"{path} is damaged: it has {done} bytes, but {size} were written")
         except OSError as error:
             raise UserError(
                 f"{paths[0].parent}: the checkpoint cannot be read: {error.strerror or error}"
@@ -164,6 +164,6 @@ def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
-            f"{folder}: two checkpoints need {bytes_text(needed)}, but {bytes_text(free)} are free; choose "
+            f"{folder}: two checkpoints need {bytes_text(needed)}, but only {bytes_text(free)} are free; choose "
             f"another folder with --checkpoints, or reduce their size"
         )

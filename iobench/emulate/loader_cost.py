@@ -73,11 +73,11 @@ def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
             return _read(given, kind).model_dump()
         try:
             print(
-                f"measuring what the loader {kind} costs (io calibrate writes it to a file)", file=sys.stderr
+                f"measuring the cost of the {kind} loader (io calibrate writes it to a file)", file=sys.stderr
             )
             return _cost(calibrate(kind)).model_dump()
         except UserError as error:
-            print(f"utilisation will be without the cost of the loader: {error}", file=sys.stderr)
+            print(f"utilisation will exclude the loader's cost: {error}", file=sys.stderr)
             return None
 
     found = on_rank0(world, find)
@@ -93,7 +93,7 @@ def _read(path: Path, kind: str) -> LoaderCost:
     try:
         return _cost(read_object(path)[kind])
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"has no costs of the loader {kind}"
+        reason = error.strerror if isinstance(error, OSError) else f"has no costs for the {kind} loader"
         raise UserError(f"{path}: {reason}; write it with 'mlhpc io calibrate --out {path}'") from None
 
 
@@ -113,7 +113,7 @@ def calibrate(kind: str) -> dict[str, Any]:
     if find_spec(package) is None:
         extra = "pytorch" if package == "torch" else "tensorflow"
         raise UserError(
-            f"the loader {kind} needs the package {package}, which is not installed; {install(extra)}"
+            f"the {kind} loader requires the package {package}, which is not installed; {install(extra)}"
         )
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, kind).result()

@@ -85,7 +85,7 @@ class Storage:
             finally:
                 opened.close()
         if values.sum() != place.size(name):
-            raise UserError(f"{place}/{name}: not as long as its index says: damaged; regenerate it")
+            raise UserError(f"{place}/{name}: damaged: its size does not match its index; regenerate it")
 
 
 @dataclass

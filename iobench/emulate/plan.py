@@ -30,20 +30,20 @@ def require_enough(workload: Workload, ranks: int) -> None:
         return
     if reader.partition and 1 < dataset.files < ranks:
         raise UserError(
-            f"{dataset.files} files are too few for {count(ranks, 'rank')}: each rank reads separate files, "
-            "unless there is one shared file; use more files (--set dataset.files=...), or fewer ranks"
+            f"{dataset.files} files are too few for {count(ranks, 'rank')}, since each rank reads separate files "
+            "unless all share one; use more files (--set dataset.files=...) or fewer ranks"
         )
     if workload.steps_per_epoch(ranks) < 1:
         raise UserError(
-            f"{count(dataset.samples, 'sample')} for {count(ranks, 'rank')} cannot fill a step of "
-            f"{count(reader.batch_size, 'sample')} per rank; use more files, a smaller batch or fewer ranks"
+            f"{count(dataset.samples, 'sample')} cannot fill one step of {count(ranks, 'rank')} at "
+            f"{count(reader.batch_size, 'sample')} each; use more files, a smaller batch or fewer ranks"
         )
     if dataset.eval_files and workload.evaluation.every_epochs:
         samples = dataset.eval_files * dataset.samples_per_file
         if samples < ranks * reader.eval_batch_size:
             raise UserError(
-                f"{count(samples, 'evaluation sample')} for {count(ranks, 'rank')} cannot fill a step of "
-                f"{reader.eval_batch_size} per rank; increase dataset.eval_files"
+                f"{count(samples, 'evaluation sample')} cannot fill one step of {count(ranks, 'rank')} at "
+                f"{reader.eval_batch_size} each; increase dataset.eval_files"
             )
 
 

@@ -101,7 +101,7 @@ class CountedFile:
         """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
         if offset < 0 or offset + len(out) > self.size:
             raise UserError(
-                f"{self.path} has {self.size} bytes instead of {offset + len(out)}: damaged; regenerate it"
+                f"{self.path} is damaged: {self.size} bytes instead of {offset + len(out)}; regenerate it"
             )
         if not self._streaming:
             return self._fetch(offset, out)
@@ -163,7 +163,7 @@ class CountedFile:
             while done < len(out):
                 count = (self._read_direct if self._direct else self._read_run)(offset + done, view[done:])
                 if count <= 0:
-                    raise UserError(f"{self.path}: ends at byte {offset + done}: damaged; regenerate it")
+                    raise UserError(f"{self.path}: damaged: it ends at byte {offset + done}; regenerate it")
                 done += count
         except OSError as error:
             raise self._unreadable(error) from error
@@ -230,7 +230,9 @@ class MemoryFile(CountedFile):
     def read(self, offset: int, length: int) -> Bytes:
         """``length`` bytes from ``offset``, uint8 [length], as a view of the memory."""
         if offset < 0 or offset + length > self.size:
-            raise UserError(f"{self.path} has {self.size} bytes instead of {offset + length}: damaged")
+            raise UserError(
+                f"{self.path} is damaged: {self.size} bytes instead of {offset + length}; regenerate it"
+            )
         return self._data[offset : offset + length]  # no copy
 
     def read_some(self, offset: int, out: Bytes) -> int:

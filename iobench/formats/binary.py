@@ -31,7 +31,7 @@ def index(sizes: Sizes) -> dict[str, bytes]:
 def read_index(file: CountedFile, samples: int) -> Sizes:
     """The values in an index file, [samples]. Raises UserError if their number is not ``samples``."""
     if file.size != 8 * samples:
-        raise UserError(f"{file.path}: {file.size} bytes are not those of {samples} samples; regenerate it")
+        raise UserError(f"{file.path}: {file.size} bytes do not match {samples} samples; regenerate it")
     values, source = np.empty(samples, np.int64), buffered(file)
     if source:
         source.readinto(values.data.cast("B"))

@@ -131,7 +131,9 @@ _FORMATS = {
 def equal_sizes(file: CountedFile, samples: int) -> Sizes:
     """Bytes of each sample in a file of ``samples`` equal samples, [samples]. Raises UserError."""
     if not file.size or file.size % samples:
-        raise UserError(f"{file.path}: {file.size} bytes are not {samples} equal samples; regenerate it")
+        raise UserError(
+            f"{file.path}: {file.size} bytes cannot be {samples} samples of equal size; regenerate it"
+        )
     return np.full(samples, file.size // samples, np.int64)
 
 

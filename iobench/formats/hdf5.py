@@ -120,9 +120,13 @@ class Samples(formats.Samples):
             elif self._images or shape != (sizes.sum(),):
                 raise UserError(f"{file.path} must have {sizes.sum()} bytes of samples; regenerate it")
             if self._bytes.external or self._bytes.is_virtual:
-                raise UserError(f"{file.path}: its samples are in other files; regenerate the data set")
+                raise UserError(
+                    f"{file.path}: its samples are stored in other files; regenerate the data set"
+                )
         except (OSError, KeyError) as error:
-            raise UserError(f"{file.path}: not the HDF5 file expected ({error}); regenerate it") from error
+            raise UserError(
+                f"{file.path}: not a valid HDF5 file of this workload ({error}); regenerate it"
+            ) from error
 
     def read(self, number: int) -> Bytes:
         """The bytes of sample ``number``."""

@@ -24,7 +24,7 @@ def require_mpi(ranks: int, shared: bool) -> None:
         raise UserError("reader.mpi_io requires h5py with MPI (HDF5_MPI=ON, or Debian's python3-h5py-mpi)")
     size = _mpi().COMM_WORLD.size
     if shared and size != ranks:
-        raise UserError(f"reader.mpi_io: {count(size, 'rank')} of MPI, not {ranks}; start it with mpirun")
+        raise UserError(f"reader.mpi_io: MPI has {count(size, 'rank')}, not {ranks}; start with mpirun")
 
 
 def _mpi() -> Any:

@@ -75,14 +75,16 @@ class Samples(formats.Samples):
         try:
             array = self._loaded() if self._file.block_bytes else self._transferred()
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-            raise UserError(f"{path}: damaged, or not the file expected ({error}); regenerate it") from error
+            raise UserError(
+                f"{path}: damaged, or not a file of this workload ({error}); regenerate it"
+            ) from error
         if array.dtype != np.uint8:
-            raise UserError(f"{path}: its array is of {array.dtype}, not uint8; regenerate it")
+            raise UserError(f"{path}: its array has type {array.dtype}, not uint8; regenerate it")
         if array.ndim == 3 and array.shape[-1] == len(self._sizes):
             self._sizes = np.full(len(self._sizes), array[..., 0].size)
         elif array.ndim != 1 or array.size != self._sizes.sum():
             raise UserError(
-                f"{path}: its array has {array.nbytes} bytes, {self._sizes.sum()} are expected; regenerate it"
+                f"{path}: its array has {array.nbytes} bytes, expected {self._sizes.sum()}; regenerate it"
             )
         return array
 

@@ -36,7 +36,7 @@ class Samples(formats.Samples):
         try:
             self._groups = pq.ParquetFile(FileObject(file))
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{file.path}: not the Parquet file expected ({error}); regenerate it") from error
+            raise UserError(f"{file.path}: not a readable Parquet file ({error}); regenerate it") from error
         if self._groups.num_row_groups != len(sizes):
             raise UserError(f"{file.path} must have {len(sizes)} row groups; regenerate it")
 
@@ -47,7 +47,7 @@ class Samples(formats.Samples):
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{self._file.path}: sample {number}: {error}; regenerate it") from error
         if buffer.size != self._sizes[number]:
-            raise UserError(f"{self._file.path}: sample {number} has {buffer.size} bytes")
+            raise UserError(f"{self._file.path}: sample {number} has {buffer.size} bytes; regenerate it")
         return buffer
 
     def close(self) -> None:

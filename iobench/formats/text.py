@@ -62,7 +62,7 @@ class Samples(formats.Samples):
         except ValueError as error:
             raise UserError(f"{where}: {error}; regenerate the data set") from error
         if len(values) != self._dataset.columns or text[-1:] != b"\n":
-            raise UserError(f"{where}: not a row of {self._dataset.columns} numbers; regenerate the data set")
+            raise UserError(f"{where}: expected {self._dataset.columns} numbers; regenerate the data set")
         return values
 
     @cached_property
@@ -79,8 +79,8 @@ class Samples(formats.Samples):
             raise UserError(f"{self._file.path}: {error}; regenerate the data set") from error
         if table.shape != (len(self._sizes), names.count(b",") + 1):
             raise UserError(
-                f"{self._file.path}: {len(rows)} rows, not {len(self._sizes)}, of as many numbers as names; "
-                "regenerate the data set"
+                f"{self._file.path}: expected {len(self._sizes)} rows with a number per column name, found "
+                f"{len(rows)}; regenerate the data set"
             )
         self._sizes = np.full(len(table), table.shape[1] - 1)
         return table

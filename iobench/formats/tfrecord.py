@@ -103,7 +103,9 @@ class Samples(formats.Samples):
         except Exception as error:  # isal raises its own exceptions
             raise UserError(f"{self._file.path}: corrupt gzip file: {error}; regenerate it") from error
         if len(data) != self._records.sum():
-            raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._records.sum()}")
+            raise UserError(
+                f"{self._file.path}: unpacks to {len(data)} bytes, expected {self._records.sum()}; regenerate it"
+            )
         return data
 
 
@@ -112,7 +114,7 @@ def decode(framed: Bytes, where: str, feature: str = FEATURE) -> memoryview:
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
     if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():
-        raise UserError(f"{where}: not at the expected position; regenerate the data set")
+        raise UserError(f"{where}: no record at the expected position; regenerate the data set")
     if masked_crc(body) != framed[-4:].tobytes():
         raise UserError(f"{where}: wrong checksum; regenerate the data set")
     content = tf_example.decode_features(body.data, (feature,)).get(feature)

@@ -21,9 +21,11 @@ def read_result(run: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{run} has no result.json; pass the --out folder of mlhpc io run") from None
     except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path}: not a result; pass the folder of mlhpc io run") from None
+        raise UserError(f"{path}: not a valid result; pass the --out folder of mlhpc io run") from None
     if wrong := problem(result):
-        raise UserError(f"{path}: no result of this version ({wrong}); pass the --out folder of mlhpc io run")
+        raise UserError(
+            f"{path}: not a result of this version ({wrong}); pass the --out folder of mlhpc io run"
+        )
     # Missing keys have their defaults, as in a workload file.
     return result | {"workload": Workload(**result["workload"]).model_dump(mode="json", exclude_none=True)}
 
@@ -40,7 +42,9 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
     first = results[0]
     for run, other in zip(runs, results, strict=True):
         if any(_compared(other)[key] != _compared(first)[key] for key in ("workload", "ranks", "nodes")):
-            raise UserError(f"{run} and {runs[0]} differ in workload or ranks; check the runs of one result")
+            raise UserError(
+                f"{run} and {runs[0]} differ in workload or ranks; pass only runs that form one result"
+            )
     utilisations = [result["au_dlio_percent"] for result in results]  # the verdict of MLPerf's tool counts
     workload = Workload(**first["workload"])
     without = [result.get("au_without_loader_percent") for result in results]
@@ -49,8 +53,8 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
     )
     if workload.reader.loader != "none" and workload.reader.loader_cost is None:
         violations.append(
-            f"the utilisation is without the cost of the loader {workload.reader.loader}, which the tool's "
-            "includes: mlhpc io calibrate"
+            f"the utilisation excludes the cost of the {workload.reader.loader} loader, which the tool's "
+            "includes; measure it with mlhpc io calibrate"
         )
     official = mlperf_storage.official(workload)
     for run, result in zip(runs, results, strict=True):
@@ -61,5 +65,7 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
         elif max(result["resident_before_epochs"], default=0.0) > 0.01 and result["cache"] != "keep":
             violations.append(f"{run}: data was in the page cache before an epoch")
         if official and official.results_elsewhere and result.get("results_beside_data"):
-            violations.append(f"{run}: results were written to the measured file system: {official.round}")
+            violations.append(
+                f"{run}: results were written to the measured file system, which {official.round} forbids"
+            )
     return violations

@@ -67,13 +67,13 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         resident = max(result["resident_before_epochs"], default=0.0)
         if "object_store" in result:
             lines.append(
-                f"read: {asked} asked in {reading['calls']} GET requests after "
+                f"read: {asked} requested in {reading['calls']} GET requests after "
                 f"{count(reading['opens'], 'HEAD request')}; the activity of the store's devices and "
-                f"caches is not known"
+                f"caches is unknown"
             )
         else:
             lines.append(
-                f"read: {asked} asked in {reading['calls']} calls, {device} from the device; at most "
+                f"read: {asked} requested in {reading['calls']} calls, {device} from the device; at most "
                 f"{100 * resident:.0f}% of the data in the page cache before an epoch"
             )
         with_them = " and evaluations" if result["evaluations"] else ""
@@ -82,7 +82,9 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         rate = f"rate: {bytes_text(reading['bandwidth'] or 0, '/s')} over the epochs{with_them}"
         lines.append("; ".join(filter(None, (rate, ", ".join(known)))))
     if result["au_percent"] is not None:
-        line = f"accelerator utilisation: {result['au_percent']:.1f}% by the text of MLPerf Storage's rules"
+        line = (
+            f"accelerator utilisation: {result['au_percent']:.1f}% by the wording of MLPerf Storage's rules"
+        )
         if result["au_dlio_percent"] is not None:
             threshold = result["workload"]["metric"].get("au_percent")
             line += f", {result['au_dlio_percent']:.1f}% as its tool computes it"
@@ -90,13 +92,13 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         if (without := result.get("au_without_loader_percent")) is not None:
             line += f", {without:.1f}% without the cost of the loader"
         elif (loader := result["workload"]["reader"].get("loader", "none")) != "none":
-            line += f"; the cost of the loader, {loader}, is not included"
+            line += f"; the cost of the {loader} loader is not included"
         if result["au_null_percent"] is not None:
             steps = count(result["null_steps"], "step")
             line += f"; {result['au_null_percent']:.1f}% with the data in memory ({steps})"
         lines.append(line)
     elif result["epochs"]:
-        lines.append(f"accelerator utilisation: none: {_why_none(result)}")
+        lines.append(f"accelerator utilisation: not defined, since {_why_none(result)}")
     if bound := result["binding"]:
         parts = ", ".join(
             f"{name} {bound[name]:.1f}%"
@@ -122,7 +124,7 @@ def _why_none(result: Mapping[str, Any]) -> str:
     excluded = metric["exclude_start_steps"] + metric["exclude_end_steps"]
     most = max(epoch["steps"] for epoch in result["epochs"])
     if most <= excluded:
-        return f"epochs have {count(most, 'step')}, {excluded} of which the metric excludes"
+        return f"the metric excludes {count(excluded, 'step')}, but epochs have at most {most}"
     return "steps have no computation (train.computation)"
 
 
@@ -178,7 +180,11 @@ def print_similarity(similarity: Similarity, console: Console) -> None:
     }
     print_table(table("similarity", similarity.differences.items(), columns), console)
     name, largest = similarity.largest
-    verdict = "alike" if similarity.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
+    verdict = (
+        "alike"
+        if similarity.alike
+        else f"not alike: at least {COSINE} and at most {100 * DIFFERENCE:.0f}% are required"
+    )
     say(
         console,
         f"cosine {similarity.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
@@ -200,22 +206,22 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation is unreliable"
     say(
         console,
-        f"fitted to 1 and 2 ranks: {plain(one[0])} and {plain(two[0])} samples/s measured, {plain(one[1])} and "
-        f"{plain(two[1])} simulated{doubt}",
+        f"fitted to 1 and 2 ranks: measured {plain(one[0])} and {plain(two[0])} samples/s, simulated "
+        f"{plain(one[1])} and {plain(two[1])}{doubt}",
     )
     if not fitted.told_apart:
         low, high = fitted.exclusive
         say(
             console,
-            f"the two ranks hardly competed: {low:.0%} to {high:.0%} of a read may exclude other readers, so more "
+            f"the two ranks hardly competed: {low:.0%} to {high:.0%} of a read may block other readers, so more "
             "ranks are a guess; repeat the run on two ranks with --set train.computation=0 --set reader.threads=4 "
             "--set reader.prefetch=8",
         )
     say(
         console,
-        f"measured, of a sample: {plain(1e3 * service.device_s)} ms of storage only, "
-        f"{plain(1e3 * service.latency_s)} ms with concurrent reads, {plain(1e3 * service.decode_s)} ms of a "
+        f"measured per sample: {plain(1e3 * service.device_s)} ms of storage alone, "
+        f"{plain(1e3 * service.latency_s)} ms with concurrent reads, {plain(1e3 * service.decode_s)} ms of one "
         f"core; {plain(1e3 * service.open_s)} ms to open a file. Simulated: "
         f"{count(system.targets, 'storage target')}, {count(system.metadata, 'metadata server')}, "
-        f"{count(system.ranks_per_node, 'rank')} on each node of {count(system.cores, 'core')}",
+        f"{count(system.ranks_per_node, 'rank')} per node, with {count(system.cores, 'core')}",
     )

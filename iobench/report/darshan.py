@@ -98,17 +98,19 @@ def read_log(path: Path, below: Path | None = None) -> Log:
     """The reads of files below ``below`` (None: of all files) in a log. Raises UserError if the log cannot be
     read, is damaged, or has no such reads."""
     if not path.is_file():
-        raise UserError(f"{path} is not a file; pass the log of Darshan, JOB.darshan")
+        raise UserError(f"{path} is not a file; pass a Darshan log, JOB.darshan")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
             log: Log = pool.submit(_parsed, path).result()
         except UserError:
             raise
         except BrokenProcessPool:
-            raise UserError(f"{path} ended Darshan's reader: damaged, or of another release") from None
+            raise UserError(
+                f"{path} made Darshan's reader crash: it is damaged, or from another Darshan release"
+            ) from None
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
             raise UserError(
-                f"{path}: not a log that PyDarshan reads ({error or type(error).__name__})"
+                f"{path}: PyDarshan cannot read this log ({error or type(error).__name__})"
             ) from None
     if below:
         log.files = [file for file in log.files if Path(file.path).is_relative_to(below.resolve())]
@@ -122,7 +124,7 @@ def _parsed(path: Path) -> Log:
     try:
         from darshan.report import DarshanReport
     except ModuleNotFoundError as error:
-        absent = f"{path} needs the package {error.name}, which is not installed"
+        absent = f"{path} requires the package {error.name}, which is not installed"
         raise UserError(f"{absent}; {install('darshan')}") from None
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
@@ -148,8 +150,8 @@ def _traces(report: Any) -> tuple[dict[int, list[tuple[int, Any]]], str]:
         if len(rows):
             columns = rows[["offset", "length", "start_time", "end_time"]]
             traces.setdefault(record["id"], []).append((record["rank"], columns.to_numpy(float)))
-    other = "the trace is of another release of Darshan than its reader"
-    return traces, "the trace is cut" if traces else other
+    other = "the trace was written by another release of Darshan"
+    return traces, "the trace is incomplete" if traces else other
 
 
 def _files(report: Any, module: str, traces: Mapping[int, Any], ranks: int) -> Iterator[ReadFile]:

@@ -122,7 +122,7 @@ def read_observation(folder: Path) -> dict[str, float]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder} has no observation; record one with mlhpc io observe") from None
     if not all(0 <= value < float("inf") for value in values.values()):
-        raise UserError(f"{folder / NAME} has invalid factors; run mlhpc io observe again")
+        raise UserError(f"{folder / NAME} contains invalid factors; run mlhpc io observe again")
     return values
 
 

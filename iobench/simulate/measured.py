@@ -61,7 +61,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     ran: dict[int, Workload] = {}
     for ranks, result in by_ranks.items():
         if _reads(result["workload"]) != _reads(workload.model_dump(mode="json", exclude_none=True)):
-            raise UserError(f"the run on {count(ranks, 'rank')} is of another workload; choose another")
+            raise UserError(f"the run on {count(ranks, 'rank')} is of another workload; pass another run")
         ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
     for key in ("data", "filesystem", "object_store"):
@@ -75,7 +75,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
         steps = {ranks: min(200, result["epochs"][0]["steps"]) for ranks, result in by_ranks.items()}
         rates = min(one["samples_per_s"], two["samples_per_s"])
     except (KeyError, IndexError, TypeError, ZeroDivisionError):
-        raise UserError("the runs have no reading times; repeat them with this version of io run") from None
+        raise UserError("the runs recorded no read times; repeat them with this version of io run") from None
     if not rates > 0:
         raise UserError("a run recorded no throughput, so there is nothing to simulate")
 

@@ -74,6 +74,6 @@ def check_settings(campaign: Campaign) -> None:
             a, b = dict(load.dotted(actual)), dict(load.dotted(expected))
             key = next(key for key in {**a, **b} if a.get(key) != b.get(key))
             raise UserError(
-                f"{path.parent} was run with {key} = {shown(a.get(key))}, not {shown(b.get(key))}; "
+                f"{path.parent} was run with {key} = {shown(a.get(key))}, not with {shown(b.get(key))}; "
                 "choose another --out"
             )

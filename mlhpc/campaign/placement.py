@@ -44,8 +44,8 @@ def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, st
         ranks = max(1, campaign.ranks)
         if gpus < campaign.instances * ranks:
             raise UserError(
-                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, "
-                f"not {gpus}; start fewer, or set {_variable()}= to train on the CPU"
+                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, but "
+                f"found {count(gpus, 'GPU')}; start fewer, or set {_variable()}= to train on the CPU"
             )
 
 
@@ -59,8 +59,8 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
     if limit == 0 or campaign.ranks > limit:
         ranks = count(max(1, campaign.ranks), "rank")
         raise UserError(
-            f"--instances {campaign.instances} of {ranks} exceed this job's {count(tasks, 'task')} "
-            f"on {count(campaign.nodes, 'node')}; request more tasks from sbatch, or start fewer"
+            f"{campaign.instances} instances of {ranks} exceed this job's {count(tasks, 'task')} "
+            f"on {count(campaign.nodes, 'node')}; request more tasks from sbatch, or lower --instances"
         )
 
 

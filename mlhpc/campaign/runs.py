@@ -45,7 +45,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
         line = f"{warning.severity}: {rules.sentence(warning)}"
         say(console, Text(line, style="yellow"))
     if bind_environment(campaign, os.environ):
-        say(console, "MLHPC_BIND lists the cores of a whole node: instances that share one run unbound")
+        say(console, "MLHPC_BIND lists the cores of a whole node, so instances that share a node run unbound")
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)
@@ -80,7 +80,9 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
     queue = [name for name in names if read_run(campaign, name).state in ("to do", "aborted")]
     if campaign.metric == "weak" and 0 < len(queue) < campaign.runs:
         # Throughput counts from the first start to the last end, including any pause.
-        console.print("throughput requires concurrent runs: all start again, earlier ones are set aside")
+        console.print(
+            "throughput requires concurrent runs: all runs start again, earlier results are set aside"
+        )
         queue = list(names)
     seeds = {state.seed for state in states if state.seed is not None}
     running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
@@ -100,7 +102,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
                 seeds.add(seed)
                 running[slot] = name, _start(campaign, name, slot, seed, lock_fds)
                 output = f", output in {name}.out" if campaign.instances > 1 else ""
-                console.print(f"{name} of {campaign.runs} starts, seed {seed}{output}")
+                console.print(f"starting {name} of {campaign.runs}, seed {seed}{output}")
             if not running:
                 return why
             time.sleep(0.1)
@@ -133,7 +135,7 @@ def _no_score_possible(campaign: Campaign) -> str:
     missed = [name for name in campaign.names if read_run(campaign, name).state == "missed"]
     if len(missed) < 2:
         return ""
-    return f"{' and '.join(missed)} missed the target; only one run may, so no score is possible"
+    return f"{' and '.join(missed)} missed the target; only one run may miss it, so no score is possible"
 
 
 # One run.

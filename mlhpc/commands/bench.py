@@ -21,14 +21,17 @@ def add(actions: Commands) -> None:
     samples = ", ".join(f"{name} {size.samples}" for name, size in sizes.items())
     batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
-    bench.add_argument("data", type=Path, nargs="+", help="data sets, for example one in several formats")
+    bench.add_argument("data", type=Path, nargs="+", help="data sets, such as one in several formats")
     bench.add_count("--samples", f"training samples to read (default: {samples})")
     bench.add_argument("--batch", type=positives, help=f"local batch sizes, such as 1,4 (default: {batches})")
     bench.add_argument(
-        "--workers", type=positives, default=str(CORES), help="a list, such as 1,2 (default: %(default)s)"
+        "--workers",
+        type=positives,
+        default=str(CORES),
+        help="numbers of threads or processes, such as 1,2 (default: %(default)s)",
     )
-    bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
-    bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
+    bench.add_argument("--loader", help="loaders, such as threads,workers (default: all)")
+    bench.add_argument("--sample-dtype", help="types, such as float32,float16 (default: the benchmark's)")
     bench.add_count("--rounds", "rounds per combination (default: 3)", default=3)
     bench.add_argument("--step-ms", type=quantity, help="time of a training step, to name bottlenecks")
     add_json(bench)
@@ -48,7 +51,7 @@ def _bench(options: argparse.Namespace) -> int:
     tool = registry.find(options.benchmark).loader_bench
     if tool is None:
         names = " and ".join(b.name for b in registry.benchmarks().values() if b.loader_bench)
-        raise UserError(f"data bench has no loader of {options.benchmark} (supported: {names})")
+        raise UserError(f"data bench does not support {options.benchmark} (supported: {names})")
     samples, rounds = options.samples or tool.samples, options.rounds
     batches, workers = options.batch or [tool.batch], options.workers
     loaders = _names("--loader", options.loader, tool.loaders) or list(tool.loaders)
@@ -76,7 +79,7 @@ def _bench(options: argparse.Namespace) -> int:
     bench_report.show(measured, reasons, agree, limits, step_s, console)
     say(
         console,
-        f"{count(samples, 'sample')} or all there are, of {', '.join(map(str, options.data))}; "
+        f"at most {count(samples, 'sample')} of {', '.join(map(str, options.data))}; "
         f"batch {', '.join(map(str, batches))}; workers {', '.join(map(str, workers))}; median of "
         f"{count(rounds, 'round')}",
     )

@@ -60,14 +60,16 @@ def add(commands: Commands) -> None:
     verify.add_argument("data", type=Path)
     verify.add_count("--workers", "threads (default: %(default)s)", default=CORES)
     plan = add_command(actions, "plan", _data_plan, "show the reads and transfers of staging to many nodes")
-    plan.add_argument("data", type=Path, nargs="?", help="a data set; or pass --files and --file-bytes")
+    plan.add_argument("data", type=Path, nargs="?", help="a data set, instead of --files and --file-bytes")
     plan.add_count("--files", "number of files in train/, instead of a data set")
-    plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="of each of them, such as 16MB")
+    plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="size of each file, such as 16MB")
     plan.add_argument("--nodes", type=positive, required=True)
     plan.add_count("--ranks-per-node", "default: %(default)s", default=1)
     show = add_command(actions, "show", _data_show, "draw a sample as an image")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
-    show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
+    show.add_argument(
+        "sample", type=Path, help="a sample file; for resnet50 the data set, to show many images"
+    )
     show.add_out_file(".png", "the picture (default: %(default)s)", default=Path("sample.png"))
     add_json(show)
 
@@ -120,9 +122,9 @@ def _require_codec(codec: str | None, tool: registry.DataTool, benchmark: str) -
     """Raises UserError if the tool does not support the codec, or requires one."""
     known = ", ".join(tool.codecs)
     if codec and codec not in tool.codecs:
-        raise UserError(f"--codec {codec}: {benchmark} has {known}")
+        raise UserError(f"--codec {codec} is not available for {benchmark}; choose {known}")
     if not codec and tool.codecs and not tool.default_codec:
-        raise UserError(f"{benchmark} needs --codec {known}: {tool.help}")
+        raise UserError(f"{benchmark} requires --codec {known}: {tool.help}")
 
 
 def _is_given(value: object) -> bool:
@@ -153,14 +155,14 @@ def _data_convert(options: argparse.Namespace) -> int:
 
     benchmark = registry.find(options.benchmark)
     if benchmark.convert is None:
-        raise UserError(f"{benchmark.name} has no other format to convert to")
+        raise UserError(f"{benchmark.name} data sets have no other format to convert to")
     given = _given(options, benchmark, "convert")
     _require_codec(options.codec, benchmark.convert, benchmark.name)
     if options.codec:
         given["codec"] = options.codec
     if options.archive is not None:
         if not benchmark.convert.archives:
-            raise UserError(f"--archive: {benchmark.name} has no archives; see docs/guide/data.md")
+            raise UserError(f"--archive is not supported for {benchmark.name}; see docs/guide/data.md")
         given["archive"] = options.archive
     convert = registry.load_object(benchmark.convert.function)
     collectives = benchmark.frameworks[benchmark.default_framework].collectives
@@ -216,15 +218,15 @@ def _data_plan(options: argparse.Namespace) -> int:
         ("--files", options.files or 1),
     ):
         if value > MOST_PLANNED:
-            raise UserError(f"{option} {value}: a plan is of at most {MOST_PLANNED} files or ranks")
+            raise UserError(f"{option} {value}: a plan can cover at most {MOST_PLANNED} files or ranks")
     if options.data is not None:
         if simulated != (None, None):
             raise UserError("pass a data set, or --files and --file-bytes, not both")
         files = describe(options.data, Solo()).files
     elif None in simulated or min(simulated) < 1:
-        raise UserError("pass a data set, or --files and --file-bytes, both at least 1")
+        raise UserError("pass a data set, or --files and --file-bytes of at least 1")
     elif not options.files * options.file_bytes * options.nodes < 2**62:
-        raise UserError("--files, --file-bytes and --nodes must be less than 4 EiB in all")
+        raise UserError("--files times --file-bytes times --nodes must be less than 4 EiB")
     else:
         files = Files.of(File(f"train/{i:09d}", options.file_bytes) for i in range(options.files))
     show(files, options.nodes, options.ranks_per_node)
@@ -234,7 +236,7 @@ def _data_plan(options: argparse.Namespace) -> int:
 def _data_show(options: argparse.Namespace) -> int:
     show = registry.find(options.benchmark).show
     if show is None:
-        raise UserError(f"{options.benchmark} has no pictures of its samples")
+        raise UserError(f"{options.benchmark} samples cannot be shown as images")
     from mlhpc.common.files.filesystem import require_new
 
     require_new(options.out)

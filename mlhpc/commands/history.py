@@ -26,8 +26,10 @@ def add(commands: Commands) -> None:
     listing.add_flag("--withdrawn", "also list withdrawn records")
     listing.add_flag("--csv", "print CSV")
     add_json(listing)
-    withdraw = add_command(actions, "withdraw", _withdraw, "keep a record that no longer counts")
-    withdraw.add_argument("name", metavar="NAME", help="its name, or how that begins")
+    withdraw = add_command(
+        actions, "withdraw", _withdraw, "withdraw a record: it is kept, but no longer counts"
+    )
+    withdraw.add_argument("name", metavar="NAME", help="its name, or the beginning of its name")
     withdraw.add_argument("--reason", required=True, metavar="TEXT", help="why")
     annotate = add_command(actions, "annotate", _annotate, "note an event, such as maintenance")
     annotate.add_argument("text", metavar="TEXT", help="what happened")
@@ -39,11 +41,11 @@ def add(commands: Commands) -> None:
     compact = add_command(actions, "compact", _compact, "pack the records of past years, a file per year")
     compact.add_count("--before", "pack years before this one (default: the current)", metavar="YEAR")
     gate = add_command(actions, "gate", _gate, "test new runs: 0 passed, 1 slower, 3 undecided")
-    gate.add_argument("runs", nargs="*", metavar="RUN", help="folders, names of records, or selections")
+    gate.add_argument("runs", nargs="*", metavar="RUN", help="folders, record names, or selections")
     gate.add_argument("--baseline", metavar="SELECTION|NAME", help="such as last=40 or when>=2026-01,nodes=4")
     gate.add_argument("--tolerance", default="5%", metavar="SHARE", help="passes (default: 5%%)")
-    gate.add_argument("--system", help="of the folders (default: as history add names it)")
-    gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="metrics with their tolerances")
+    gate.add_argument("--system", help="system of the folders (default: as for history add)")
+    gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="TOML file of metrics and tolerances")
     gate.add_flag("--nodes", "instead of runs: each node's newest doctor --calibrate against earlier ones")
     add_json(gate)
     page = add_command(actions, "page", _page, "write a page of a system: time lines, changes, their causes")
@@ -55,13 +57,13 @@ def add(commands: Commands) -> None:
 
 
 def _add_where(parser: Parser) -> None:
-    parser.add_repeatable("--where", "KEY=VALUE", "select: = != < <= > >=, * in texts, last=N")
+    parser.add_repeatable("--where", "KEY=VALUE", "select by = != < <= > >=, * in texts, or last=N")
 
 
 def _store(options: argparse.Namespace) -> Path:
     store = options.store or os.environ.get("MLHPC_HISTORY")
     if not store:
-        raise UserError("which store? pass --store DIR, or set MLHPC_HISTORY")
+        raise UserError("no store named; pass --store DIR, or set MLHPC_HISTORY")
     return Path(store)
 
 
@@ -84,7 +86,7 @@ def _add(options: argparse.Namespace) -> int:
             new, seen = new + is_new, seen + 1
             known = "" if is_new else "(there already)"
             print(name[:12], record.kind, record.benchmark or "", known, flush=True)
-    print(f"{count(new, 'new record')} of {seen} in {store}")
+    print(f"{store}: {seen} read, {count(new, 'new record')} added")
     return 0
 
 
@@ -154,7 +156,7 @@ def _compact(options: argparse.Namespace) -> int:
     with opened(store) as index:
         years = index.years()
     records, files = compact(store, years, (options.before or datetime.now(UTC).year) - 1)
-    print(f"{count(records, 'record')} of {count(files, 'file')} packed, one file per year")
+    print(f"packed {count(records, 'record')} from {count(files, 'file')} into one file per year")
     return 0
 
 
@@ -172,7 +174,7 @@ def _gate(options: argparse.Namespace) -> int:
         rules = gating.rules_of(options.rules, options.tolerance)
         result = gating.gate_runs(store, options.runs, options.baseline, rules, options.system)
     else:
-        raise UserError("what against what? pass runs and --baseline, or --nodes")
+        raise UserError("nothing to compare; pass runs and --baseline, or --nodes")
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:

@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     actions = io.add_subparsers(title="commands", metavar="", parser_class=Parser)
     run = add_command(actions, "run", _run, "emulate a workload on its data")
     _add_workload(run)
-    run.add_argument("--data", type=_place, help="its data, a folder or s3://... (default: data/io-WORKLOAD)")
+    run.add_argument("--data", type=_place, help="data folder or s3://... (default: data/io-WORKLOAD)")
     run.add_folder("--out", "folder for the result (default: results/io-WORKLOAD-NUMBER)")
     run.add_folder("--checkpoints", "where checkpoints are written (default: OUT/checkpoints)")
     run.add_count("--ranks", "number of local ranks", default=0)
@@ -32,14 +32,14 @@ def add(commands: Commands) -> None:
         "--cache",
         choices=("each", "first", "warm", "keep"),
         default="each",
-        help="page cache: drop the data before each epoch or before the first, fill it (warm), or leave it "
+        help="page cache: drop the data before each epoch or only the first, fill it (warm), or leave it as it is "
         "(keep) (default: each)",
     )
     run.add_count("--null-steps", "steps to repeat in memory (default: 50; 0: none)", default=50, least=0)
     run.add_argument(
-        "--loader-cost", type=Path, help="file of io calibrate (default: measured before the run)"
+        "--loader-cost", type=Path, help="costs from io calibrate (default: measured before the run)"
     )
-    run.add_argument("--like", choices=("dlio",), help="read ahead beyond the last step, as DLIO does")
+    run.add_argument("--like", choices=("dlio",), help="read ahead past the last step, as DLIO does")
     run.add_flag("--trace", "write trace.json, for Perfetto or chrome://tracing")
     run.add_flag("--json", "print the result as JSON")
     generate = add_command(actions, "generate", _generate, "generate the data of a workload")
@@ -59,7 +59,7 @@ def add(commands: Commands) -> None:
     sweep.add_count("--ranks", "number of local ranks", default=1)
     sweep.add_count("--repeats", "runs of each combination (default: 3)", default=3)
     sweep.add_folder("--confirm", "also measure in mlhpc run, on this data set", metavar="DATA")
-    sweep.add_argument("--preset", default="smoke", help="for --confirm (default: smoke)")
+    sweep.add_argument("--preset", default="smoke", help="preset for --confirm (default: smoke)")
     sweep.add_flag("--json", "print sweep.json")
     _add_simulate(actions)
     io_results.add(actions)
@@ -70,7 +70,7 @@ def _add_simulate(actions: Commands) -> None:
     _add_workload(simulate)
     simulate.add_argument(
         "--runs", type=Path, nargs=2, required=True, metavar="RUN",
-        help="output folders of io run for this workload, on one rank and on two",
+        help="output folders of two io runs of the workload, on one rank and on two",
     )  # fmt: skip
     ranks = "1,2,4,8,64,512,4096,8192"
     simulate.add_argument(
@@ -84,7 +84,9 @@ def _add_simulate(actions: Commands) -> None:
 
 
 def _add_workload(parser: Parser) -> None:
-    parser.add_argument("workload", metavar="WORKLOAD", help="a name (mlhpc io list), .toml or DLIO .yaml")
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", help="a name (see mlhpc io list), .toml or DLIO .yaml"
+    )
     add_set(parser)
     parser.set_defaults(parse_rest=_overrides)
 
@@ -117,7 +119,8 @@ def _loaded(options: argparse.Namespace) -> "Workload":
     workload = load.load(options.workload, options.set)
     if workload.without_effect and "MLHPC_RANK" not in os.environ:
         print(
-            f"{options.workload}: without effect here: {', '.join(workload.without_effect)}", file=sys.stderr
+            f"{options.workload}: these keys have no effect here: {', '.join(workload.without_effect)}",
+            file=sys.stderr,
         )
     return workload
 
@@ -209,8 +212,8 @@ def _generate(options: argparse.Namespace) -> int:
         data = data_of(options.data, workload, world.rank)
         made = generate(workload.dataset, data, world, options.workers)
         if world.rank == 0:
-            there = f", {made.files - made.made} were there" if made.made < made.files else ""
-            damaged = f", {made.damaged} of them in place of damaged ones" if made.damaged else ""
+            there = f"; {made.files - made.made} existed already" if made.made < made.files else ""
+            damaged = f", {made.damaged} of them replacing damaged files" if made.damaged else ""
             print(f"{data}: {made.made} files written, {bytes_text(made.bytes)}{damaged}{there}")
     return 0
 
@@ -273,7 +276,9 @@ def _simulate(options: argparse.Namespace) -> int:
     if workload.dataset is None:
         raise UserError(f"{workload.name} reads no data, so there is nothing to simulate")
     if workload.reader.preprocess_threads:
-        raise UserError("reader.preprocess_threads is not simulated; set it to 0, here and in the runs")
+        raise UserError(
+            "reader.preprocess_threads cannot be simulated; set it to 0, here and in the measured runs"
+        )
     results = [read_result(path) for path in options.runs]
     fitted = fit(workload, results)
     cost = Workload(**results[0]["workload"]).reader.loader_cost  # measured by the runs, perhaps

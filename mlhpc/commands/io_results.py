@@ -12,28 +12,40 @@ from mlhpc.quantities import bytes_text, count
 
 def add(actions: Commands) -> None:
     sizes = add_command(actions, "size", _size, "show the data size that MLPerf Storage requires")
-    sizes.add_argument("workload", metavar="WORKLOAD", nargs="?", help="default: all of MLPerf Storage")
     sizes.add_argument(
-        "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
+        "workload", metavar="WORKLOAD", nargs="?", help="default: all workloads of MLPerf Storage"
     )
-    sizes.add_count("--accelerators", "of all clients together", required=True)
+    sizes.add_argument(
+        "--memory",
+        type=byte_size,
+        required=True,
+        metavar="SIZE",
+        help="memory per client, such as 512G or 512GiB",
+    )
+    sizes.add_count("--accelerators", "total of all clients", required=True)
     sizes.add_count("--clients", "nodes (default: 1)", default=1)
     sizes.add_flag("--json", "print JSON")
     check = add_command(actions, "check", _check, "check runs against the rules of MLPerf Storage")
-    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folders of io run")
+    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folders of io runs")
     check.add_argument(
-        "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
+        "--memory",
+        type=byte_size,
+        required=True,
+        metavar="SIZE",
+        help="memory per client, such as 512G or 512GiB",
     )
     report = add_command(actions, "report", _report, "write the page of a run")
-    report.add_argument("run", type=Path, metavar="RUN", help="an output folder of io run")
+    report.add_argument("run", type=Path, metavar="RUN", help="output folder of an io run")
     report.add_out_file(".html", "the page (default: RUN/report.html)")
     similarity = add_command(actions, "similarity", _similarity, "compare two observations of io observe")
-    similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
+    similarity.add_argument(
+        "observations", type=Path, nargs=2, metavar="FOLDER", help="folders from mlhpc io observe"
+    )
     observe = add_command(actions, "observe", _observe, "record the reads of a command, or of Darshan's log")
     observe.add_folder("--out", "folder for the observation", required=True)
     observe.add_folder("--below", "count only files below this folder (of a log: all files)")
     observe.add_argument(
-        "--darshan", type=Path, metavar="LOG", help="instead of running a command under strace"
+        "--darshan", type=Path, metavar="LOG", help="read this log instead of running a command"
     )
     observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
     made = add_command(actions, "workload-from", _workload_from, "a workload that reads as a job did")
@@ -73,7 +85,7 @@ def _check(options: argparse.Namespace) -> int:
     for finding in findings:
         print(finding)
     number = count(len(findings), "finding")
-    print("no findings" if not findings else f"{number}: not a result of MLPerf Storage")
+    print("no findings" if not findings else f"{number}: not a valid MLPerf Storage result")
     return 1 if findings else 0
 
 
@@ -94,17 +106,17 @@ def _observe(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not options.darshan:
         if not options.below:
-            raise UserError("--below is missing; pass the folder whose files count")
+            raise UserError("--below is missing; pass the folder whose files are to be counted")
         return observe(words, options.below, options.out)
     if words:
-        raise UserError("--darshan reads the log of a command that has run; omit the command")
+        raise UserError("--darshan reads the log of a finished command; omit the command")
     from mlhpc.iobench.report.darshan import observation, read_log
 
     record = observation(read_log(options.darshan, options.below), options.below)
     write_observation(record, options.out)
     print(f"{count(record['reads'], 'read')}, {bytes_text(record['bytes'])}")
     if not record["traced"]:
-        print(f"{record['untraced']}: I/O time, bandwidths and overlap with computing are not known exactly")
+        print(f"{record['untraced']}: I/O time, bandwidths and overlap with computation are only estimates")
     return 0
 
 
@@ -120,7 +132,7 @@ def _workload_from(options: argparse.Namespace) -> int:
         made = workload(read_log(options.log, options.below), name)
     except ValueError as error:
         raise UserError(
-            f"{options.log}: no workload reads like this ({' '.join(str(error).split())})"
+            f"{options.log}: no workload can describe these reads ({' '.join(str(error).split())})"
         ) from None
     atomic.write_bytes(options.out, load.dumps(made).encode())
     print(f"{options.out}: {made.description}; set reader.batch_size and train.computation if you know them")

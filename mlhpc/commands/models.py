@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         metavar="FILE.csv",
         help="prediction errors for measured sets in this file, or 'published'",
     )
-    predict.add_flag("--what-if", "also the time with twice as much of each figure of the machine")
+    predict.add_flag("--what-if", "also predict the time with each machine figure doubled")
     predict.add_flag("--json", "print JSON")
     predict.add_out_file(".html", "write a page with charts")
 
@@ -48,15 +48,15 @@ def add(commands: Commands) -> None:
     profile.add_argument(
         "--device-model",
         metavar="NAME|FILE",
-        help="count launches, by default of the closed preset, and their least time on it (h100, mi300x, …)",
+        help="count kernel launches and their least time on this device (h100, mi300x, …); default preset: closed",
     )
     profile.add_argument(
         "--counters",
         type=Path,
         metavar="FILE",
-        help="counters of this step: perf stat -j, ncu's CSV, rocprofv3's",
+        help="counters of this step, from perf stat -j, ncu or rocprofv3 (CSV)",
     )
-    profile.add_count("--counted-steps", "steps that a file of perf covers")
+    profile.add_count("--counted-steps", "number of steps that a perf file covers")
     profile.add_argument("--trace", type=Path, metavar="PATH", help="write the framework's trace here")
     profile.add_flag("--json", "print JSON")
     profile.add_out_file(".html", "write a page with charts")

@@ -90,7 +90,7 @@ def folder(text: str) -> Path:
     """The path that is an option's value. An empty one, from an unset shell variable, must not mean the current
     folder."""
     if not text:
-        raise argparse.ArgumentTypeError("is empty; pass a folder, or omit the option")
+        raise argparse.ArgumentTypeError("it is empty; pass a folder, or omit the option")
     return Path(text)
 
 
@@ -222,7 +222,7 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
         "--hyperparameters-from",
         type=Path,
         metavar="LOG",
-        help="hyperparameters of another submission's log or run; --set overrides them",
+        help="use the hyperparameters of this log or run; --set overrides them",
     )
 
 
@@ -239,6 +239,6 @@ def add_ruleset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ruleset",
         metavar="VERSION",
-        help="HPC 1.0.0 to 3.0.0, or for ResNet-50 training 0.6.0 to 4.0.0 (default: that of a published round's "
-        "folder; HPC 2.0.0, the last that times staging; training 4.0.0)",
+        help="HPC 1.0.0 to 3.0.0; for ResNet-50 training 0.6.0 to 4.0.0 (default: the round of a published "
+        "folder, else HPC 2.0.0, the last that times staging, or training 4.0.0)",
     )

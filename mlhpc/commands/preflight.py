@@ -33,19 +33,23 @@ def add(commands: Commands) -> None:
     rules.add_argument("benchmark", metavar="BENCHMARK", nargs="?")
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
     rules.add_argument("--preset", help="list rule violations of this preset")
-    rules.add_argument("--config", type=Path, metavar="FILE", help="of a config.toml, or of a tuned preset")
+    rules.add_argument(
+        "--config", type=Path, metavar="FILE", help="rules for a config.toml or a tuned preset"
+    )
     add_set(rules)
     add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
     rules.add_argument("--stage", type=Path, help="the folder to stage it to")
     add_json(rules)
     doctor = add_command(commands, "doctor", _doctor, "check or describe this machine")
-    doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
+    doctor.add_argument(
+        "benchmark", metavar="BENCHMARK", nargs="?", help="also start this benchmark's framework"
+    )
     doctor.add_folder("--data", "the data set of the planned run")
     doctor.add_folder("--stage", "the folder to stage it to (default: $TMPDIR, /tmp)")
     doctor.add_folder(
         "--out",
-        "the folder for results; of --site (.sh), --calibrate (.toml) and --system (.json) the file",
+        "the folder for results; the file for --site (.sh), --calibrate (.toml) and --system (.json)",
         metavar="DIR|FILE",
     )
     doctor.add_count("--ranks", "number of local ranks", default=0)
@@ -120,7 +124,7 @@ def _rules_json(options: argparse.Namespace) -> int:
     from mlhpc.submission.findings import passes, verdict
 
     if options.benchmark is None:
-        raise UserError("--json needs a benchmark: mlhpc rules BENCHMARK --json")
+        raise UserError("--json requires a benchmark: mlhpc rules BENCHMARK --json")
     if options.preset is None and options.config is None:
         print_json("rules", rules_content(options.benchmark, options.ruleset))
         return 0
@@ -161,7 +165,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.system:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:
-        raise UserError("--set requires --system: it sets fields of the system description")
+        raise UserError("--set sets fields of the system description; add --system")
     folders = Folders(options.data, options.stage, options.out)
     if not options.json:
         return doctor(options.benchmark, folders, Console())

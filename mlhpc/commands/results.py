@@ -26,10 +26,10 @@ def add(commands: Commands) -> None:
         "--acceptance",
         type=Path,
         metavar="FILE",
-        help="judge by this tender (TOML), or check an archive of --out",
+        help="judge by this tender (TOML), or check an archive that --out wrote",
     )
     score.add_folder("--out", "with --acceptance: write the evidence as an archive")
-    score.add_argument("--digest", metavar="SHA256", help="that the manifest of the archive must have")
+    score.add_argument("--digest", metavar="SHA256", help="required digest of the archive's manifest")
     add_json(score)
     report = add_command(commands, "report", _report, "break down the time of one run or of several")
     report.add_argument("path", type=Path, nargs="+", help="runs, folders of runs, logs, submission trees")
@@ -75,7 +75,7 @@ def _add_pack(commands: Commands) -> None:
         metavar="RUN",
         help="instances to put into pruned_results",
     )
-    pack.add_flag("--despite-errors", "pack even if there are errors")
+    pack.add_flag("--despite-errors", "pack despite errors")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def _score(options: argparse.Namespace) -> int:
     if options.acceptance:
         return _acceptance(options)
     if options.path is None or options.out or options.digest:
-        raise UserError("which results? pass a path; --out and --digest require --acceptance")
+        raise UserError("no results named; pass a path (--out and --digest require --acceptance)")
     if options.json:
         from mlhpc.submission.check.content import score_content
 
@@ -133,10 +133,10 @@ def _acceptance(options: argparse.Namespace) -> int:
         return accepted.status
     print_acceptance(accepted, Console())
     if written:
-        print(f"evidence: {archive}\ndigest of its manifest, to be sent separately: {digest}")
+        print(f"evidence: {archive}\ndigest of its manifest (send it separately): {digest}")
         print(f"to check: mlhpc score --acceptance {archive} --digest {digest}")
     elif not is_tender:
-        unknown = "" if options.digest else "; whose manifest it is was not: pass --digest"
+        unknown = "" if options.digest else "; the manifest's origin is not checked: pass --digest"
         print(f"checked: every file has its checksum, and the figures are those of the logs{unknown}")
     return accepted.status
 
@@ -207,7 +207,7 @@ def _pack(options: argparse.Namespace) -> int:
         ]
         print(f"official check: {shlex.join(checker)}")
     else:
-        print("nothing was written: fix the errors, or force with --despite-errors")
+        print("nothing was written: fix the errors, or pass --despite-errors")
     return status
 
 

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         "mlhpc.weights:main",
         "write the weights of a run's last checkpoint as safetensors",
     )
-    weights.add_argument("run", type=Path, metavar="RUN", help="a run with a checkpoint")
+    weights.add_argument("run", type=Path, metavar="RUN", help="folder of a run with a checkpoint")
     weights.add_out_file(".safetensors", "the file to write", required=True)
     _add_campaign(commands)
     _add_study(commands)
@@ -49,14 +49,14 @@ def _add_run(commands: Commands) -> None:
     run.add_argument(
         "--bind",
         metavar="CORES",
-        help="cores (an equal share per local rank), a list such as 0-3:4-7, or none (default: $MLHPC_BIND)",
+        help="cores (equal shares for local ranks), a list such as 0-3:4-7, or none (default: $MLHPC_BIND)",
     )
     run.add_argument("--seed", type=seed, help="random seed (default: random per run, and logged)")
     run.add_flag("--evict", "drop the data set from the page cache before the run")
     run.add_argument(
         "--compute",
         metavar="SECONDS|RUN|MACHINE",
-        help="emulate: each step waits SECONDS, or the step time of RUN or predicted for MACHINE",
+        help="emulate: each step waits SECONDS, the step time of RUN, or that predicted for MACHINE",
     )
     run.add_folder("--resume", "continue from another run's checkpoint; more training.max_epochs extend it")
     run.add_flag("--dry-run", "print steps, files, memory, rules and settings without starting the run")
@@ -103,17 +103,31 @@ def _add_tune(commands: Commands) -> None:
     tune.add_folder("--out", "new or existing folder (default: results/BENCHMARK-PRESET-tune)")
     tune.add_argument("--batch", type=positives, default=[], metavar="A,B", help="global batch sizes")
     tune.add_argument(
-        "--ranks", type=positives, default=[1], metavar="A,B", help="the first is the default's"
+        "--ranks",
+        type=positives,
+        default=[1],
+        metavar="A,B",
+        help="numbers of ranks; the first is used by the default",
     )
-    about = "range of multiples of the preset's learning rate times the root of the batch (default: 0.25,4)"
+    about = (
+        "range of multiples of the preset's learning rate, scaled by the root of the batch (default: 0.25,4)"
+    )
     tune.add_argument("--rate", type=quantities, default=[], metavar="LOW,HIGH", help=about)
-    about = "factors on the preset's, or published presets (default: 0.5,0.7,1,1.4 and all published)"
+    about = (
+        "factors for the preset's schedule, or published presets (default: 0.5,0.7,1,1.4 and all published)"
+    )
     tune.add_argument("--schedule", type=texts, default=[], metavar="A,B", help=about)
     add_machine(tune, "start where mlhpc predict expects the published presets to be fastest")
-    tune.add_count("--budget", "of the search, in runs of the default (default: 24)", default=24)
-    tune.add_count("--pairs", "runs of winner and default with fresh seeds (default: 10)", default=10)
+    tune.add_count(
+        "--budget", "search budget, in multiples of a default run's time (default: 24)", default=24
+    )
+    tune.add_count(
+        "--pairs", "pairs of runs of winner and default, with fresh seeds (default: 10)", default=10
+    )
     tune.add_argument("--seed", type=seed, default=1, help="random seed (default: 1)")
-    tune.add_argument("--surface", type=Path, metavar="FILE", help="a response surface instead of runs")
+    tune.add_argument(
+        "--surface", type=Path, metavar="FILE", help="use this response surface instead of runs"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -161,9 +175,9 @@ def _campaign(options: argparse.Namespace) -> int:
     run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
     refuse(run, "a score")
     if run.staging.overlap and options.instances > 1:
-        raise UserError("instances share a stage; set staging.overlap=false or --instances 1")
+        raise UserError("concurrent runs share a staging folder; set staging.overlap=false or --instances 1")
     if run.staging.exchange and options.instances > 1:
-        raise UserError("instances share a stage; set staging.exchange=false or --instances 1")
+        raise UserError("concurrent runs share a staging folder; set staging.exchange=false or --instances 1")
     words = ["--preset", options.preset]
     for setting in options.set:
         words += ["--set", setting]

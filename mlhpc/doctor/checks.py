@@ -58,7 +58,7 @@ def _launcher(rank_info: RankInfo, hosts: Sequence[str], env: Mapping[str, str])
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
     ranks = count(rank_info.size, "rank")
     if rank_info.size > 1 and not rank_info.leader:
-        return CheckResult("pass", "launcher", f"{rank_info.launcher}: {ranks}, only {_some(hosts)} examined")
+        return CheckResult("pass", "launcher", f"{rank_info.launcher}: {ranks}; only {_some(hosts)} examined")
     return CheckResult("pass", "launcher", f"{rank_info.launcher}: {ranks} on {nodes}{_some(hosts)}")
 
 
@@ -89,11 +89,11 @@ def _check_node(
     yield from folder_checks.environment(node["environment"], rank_info.size)
     if node["clock_synchronised"] is False:
         remedy = "start chronyd, ntpd or systemd-timesyncd, to compare logs of several nodes"
-        yield CheckResult("warn", "clock", "not synchronised (NTP, PTP)", remedy)
+        yield CheckResult("warn", "clock", "not synchronised by NTP or PTP", remedy)
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
     if node["infiniband"] and node["memlock"] != resource.RLIM_INFINITY:
-        detail = f"InfiniBand, but only {bytes_text(node['memlock'])} may be locked"
+        detail = f"only {bytes_text(node['memlock'])} may be locked, too little for InfiniBand"
         remedy = "request an unlimited memlock (ulimit -l) on the compute nodes"
         yield CheckResult("warn", "memory locks", detail, remedy)
 
@@ -102,7 +102,7 @@ def _cores(node: Node) -> Iterator[CheckResult]:
     own, machine, ranks = node["cores"], node["machine_cores"], node["local_size"]
     detail = f"{own} of {machine} per rank, {count(ranks, 'rank')} on the node"
     if own == machine and ranks > machine:
-        yield CheckResult("warn", "cores", detail, "there are more ranks than cores: start fewer")
+        yield CheckResult("warn", "cores", detail, "start fewer ranks: there are more than cores")
     elif own * ranks < machine / 2:
         remedy = "give each rank its share of the cores (srun --cpus-per-task)"
         yield CheckResult("warn", "cores", detail, remedy)
@@ -131,10 +131,10 @@ def _binding(node: Node) -> Iterator[CheckResult]:
         ]
         if spanning and len(cores) >= node["numa_nodes"]:
             rank, over = spanning[0]
-            detail = f"local rank {rank} has cores {cores[rank]} of NUMA nodes {over}"
+            detail = f"local rank {rank} has cores {cores[rank]}, on NUMA nodes {over}"
             yield CheckResult("warn", "binding", detail, remedy)
         elif len(cores) > 1:
-            yield CheckResult("pass", "binding", "own cores for each rank: " + few(cores, 8, " : "))
+            yield CheckResult("pass", "binding", "each rank has its own cores: " + few(cores, 8, " : "))
 
 
 def _threads(node: Node) -> Iterator[CheckResult]:
@@ -144,7 +144,7 @@ def _threads(node: Node) -> Iterator[CheckResult]:
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
             detail = f"{count(ranks, 'rank')} x {variable}={threads} on {node['machine_cores']} cores"
-            remedy = f"unset {variable}: a run then uses one thread per core"
+            remedy = f"unset {variable}; a run then uses one thread per core"
             yield CheckResult("warn", "threads", detail, remedy)
 
 
@@ -155,14 +155,16 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
         return
     detail = f"{len(gpus)} ({gpus[0]}), {count(ranks, 'rank')} on the node"
     if ranks > len(gpus) == 1:
-        remedy = "fine with one GPU per rank; otherwise start one rank per GPU with srun --gpu-bind=none"
-        yield CheckResult("warn", "GPUs", f"{detail}, each sees one GPU", remedy)
+        remedy = (
+            "correct if each rank has its own GPU; otherwise start one rank per GPU with srun --gpu-bind=none"
+        )
+        yield CheckResult("warn", "GPUs", f"{detail}; each rank sees one GPU", remedy)
     elif ranks > len(gpus):
         status: Status = "fail" if framework == "torch" else "warn"
         remedy = "start one rank per GPU, with all GPUs of the node visible to each (srun --gpu-bind=none)"
         yield CheckResult(status, "GPUs", detail, remedy)
     elif ranks < len(gpus):
-        remedy = f"{len(gpus) - ranks} would be idle: start one rank per GPU"
+        remedy = f"start one rank per GPU: {len(gpus) - ranks} would be idle"
         yield CheckResult("warn", "GPUs", detail, remedy)
     else:
         yield CheckResult("pass", "GPUs", detail)
@@ -185,7 +187,7 @@ def _slurms_energy(node: Node) -> Iterator[CheckResult]:
     if counts_nodes(sampled_by):
         yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")
     elif sampled_by:
-        detail = f"Slurm's energy ({sampled_by}) is not used, since it does not cover whole nodes"
+        detail = f"Slurm's energy ({sampled_by}) is not used, because it does not cover whole nodes"
         yield CheckResult("pass", f"energy of {NAMES['node']}", detail)
 
 
@@ -225,11 +227,11 @@ def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     if len({n["host"] for n in nodes}) < 2:
         return
     if len({n["data"].get("digest") for n in nodes}) > 1:
-        remedy = "put it on a shared file system and index it there"
-        yield CheckResult("fail", "data set", "differs between nodes (different manifests)", remedy)
+        remedy = "put the data set on a shared file system and index it there"
+        yield CheckResult("fail", "data set", "its manifest differs between nodes", remedy)
     out = nodes[0]["out"]
     if not out.get("error") and not out["shared"]:
-        detail = f"{out['path']} is on {out['type']}: may be node-local"
+        detail = f"{out['path']} is on {out['type']}, which may be node-local"
         remedy = "unless it is shared, choose an --out folder on a shared file system"
         yield CheckResult("warn", "results", detail, remedy)
 
@@ -240,8 +242,8 @@ def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
         return
     worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))
     offset = abs(worst["offset_s"])
-    detail = f"{worst['host']}'s clock is {seconds_text(offset)} from that of {nodes[0]['host']}"
-    detail += ", the others by less" * (len(nodes) > 2)
+    detail = f"the clock of {worst['host']} differs by {seconds_text(offset)} from that of {nodes[0]['host']}"
+    detail += ", others by less" * (len(nodes) > 2)
     status: Status = "pass" if offset <= CLOCK_PASS_S else "warn" if offset <= CLOCK_WARN_S else "fail"
-    remedy = f"set the clock of {worst['host']} (chronyc tracking): throughput compares the clocks of nodes"
+    remedy = f"set the clock of {worst['host']} (chronyc tracking): throughput relies on synchronised clocks"
     yield CheckResult(status, "clocks", detail, "" if status == "pass" else remedy)

@@ -66,7 +66,7 @@ def examine_all(
         results = [*check_nodes(nodes, rank_info, benchmark, framework, env), *clocks(nodes)]
         if rank_info.size > 1 and not rank_info.leader:
             detail = f"not examined: {rank_info.launcher} does not report the node of rank 0"
-            remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the node of rank 0"
+            remedy = "use srun or torchrun, or set MLHPC_LEADER to that node"
             results.append(CheckResult("warn", "other nodes", detail, remedy))
     show(results)
     if rank_info.size > 1 and framework != "none":
@@ -98,8 +98,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     rank_info = find_rank_info(os.environ)
     if rank_info.size > 1 and not rank_info.leader:
         raise UserError(
-            f"{rank_info.launcher} does not report the node of rank 0; use srun or torchrun, or "
-            "set MLHPC_LEADER to it"
+            f"{rank_info.launcher} does not report the node of rank 0; use srun or torchrun, or set "
+            "MLHPC_LEADER to that node"
         )
     nodes = gather_nodes(rank_info, node_facts, os.environ)
     if rank_info.rank:
@@ -115,7 +115,7 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     elif description.missing:
         fields = count(len(description.missing), "required field")
         repeat = shlex.join(["mlhpc", "doctor", "--system", "--out", str(out)])
-        line = f"{out} not written: {fields} missing; repeat with: {repeat} --set ..."
+        line = f"{out} was not written: {fields} missing; repeat with: {repeat} --set ..."
         say(console, line)
     else:
         system_description.write(description, out)
@@ -143,7 +143,9 @@ def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckRes
     complete = total == rank_info.size
     counted = f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}"
     detail = f"{counted}; started in {duration_text(seconds)}"
-    remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/guide/sites.md"
+    remedy = (
+        "" if complete else f"{rank_info.launcher} started {rank_info.size} ranks: see docs/guide/sites.md"
+    )
     return [CheckResult("pass" if complete else "fail", "framework", detail, remedy), *network]
 
 

@@ -26,11 +26,11 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
     elif "manifest_error" in folder:
         yield CheckResult("fail", "data set", folder["manifest_error"], "regenerate it: mlhpc data index DIR")
     elif "bytes" not in folder:
-        remedy = "write one with mlhpc data index DIR; without it staging cannot verify files"
+        remedy = "write one with mlhpc data index DIR; staging cannot verify files without it"
         yield CheckResult("warn", "data set", f"{label}, without a manifest", remedy)
     else:
         size = f"{count(folder['files'], 'file')}, {bytes_text(folder['bytes'])}"
-        remedy = "put it on storage: a run would measure memory instead"
+        remedy = "it is in memory: put it on storage, or a run would measure memory"
         yield CheckResult(
             "warn" if folder["is_ram"] else "pass", "data set", f"{label}, {size}", remedy * folder["is_ram"]
         )
@@ -43,11 +43,13 @@ def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
         yield CheckResult("fail", "staging", f"{label}, not writable", "choose a writable --stage folder")
     elif dataset_bytes and dataset_bytes > folder["free"]:
         remedy = "choose another --stage, or --set staging.mode=shard, which divides the data set"
-        yield CheckResult("fail", "staging", f"{label}; the data set has {bytes_text(dataset_bytes)}", remedy)
+        yield CheckResult(
+            "fail", "staging", f"{label}; the data set needs {bytes_text(dataset_bytes)}", remedy
+        )
     elif folder["is_ram"]:
-        yield CheckResult("warn", "staging", label, "files there occupy memory: leave enough for training")
+        yield CheckResult("warn", "staging", label, "files there occupy memory; leave enough for training")
     elif folder["shared"]:
-        remedy = "staging to a shared file system has no benefit: choose node-local storage for --stage"
+        remedy = "staging to a shared file system has no benefit; choose node-local storage for --stage"
         yield CheckResult("warn", "staging", label, remedy)
     else:
         yield CheckResult("pass", "staging", label)
@@ -59,7 +61,9 @@ def out(folder: Folder) -> Iterator[CheckResult]:
     if folder.get("error") or not folder["writable"]:
         yield CheckResult("fail", "results", f"{label}, not writable", "choose a writable --out folder")
     elif folder["is_ram"]:
-        yield CheckResult("warn", "results", label, "lost at a reboot: choose an --out folder on a disk")
+        yield CheckResult(
+            "warn", "results", label, "in memory, and lost at a reboot: choose an --out folder on a disk"
+        )
     elif folder["free"] < OUT_WARN:
         yield CheckResult("warn", "results", label, "free some space for logs and checkpoints")
     else:
@@ -71,7 +75,7 @@ def shm(folder: Folder) -> Iterator[CheckResult]:
     if folder.get("error") or not folder["exists"]:
         yield CheckResult("warn", "/dev/shm", "does not exist", "mount it (tmpfs); loaders and NCCL use it")
     elif folder["free"] < SHM_WARN:
-        remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"
+        remedy = "enlarge it, for loaders and NCCL; in a container with --shm-size=8g or --ipc=host"
         yield CheckResult("warn", "/dev/shm", f"{bytes_text(folder['free'])} free", remedy)
     else:
         yield CheckResult("pass", "/dev/shm", f"{bytes_text(folder['free'])} free")
@@ -81,7 +85,7 @@ def environment(folder: Folder, ranks: int) -> Iterator[CheckResult]:
     """Warn if many ranks load Python's packages from a shared file system at once; otherwise no result."""
     if folder["shared"] and ranks > MANY_RANKS:
         detail = f"{folder['path']} ({folder['type']}, shared), opened by {count(ranks, 'rank')} at once"
-        remedy = "copy it to the nodes first: docs/guide/sites.md, start-up"
+        remedy = "copy it to the nodes first; see docs/guide/sites.md, start-up"
         yield CheckResult("warn", "environment", detail, remedy)
 
 

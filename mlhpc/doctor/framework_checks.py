@@ -27,9 +27,9 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
 def extras(node: Node) -> Iterator[CheckResult]:
     """Report missing extras that runs and their results need besides a framework."""
     use = {
-        "submission": "run, check, score and pack need",
-        "pages": "report and other pages need",
-        "samples": "data show needs",
+        "submission": "run, check, score and pack require",
+        "pages": "report and other pages require",
+        "samples": "data show requires",
     }
     for name, needed in use.items():
         if not node["extras"][name]:
@@ -45,8 +45,8 @@ def compiled(node: Node) -> Iterator[CheckResult]:
     }
     for name, there in node["compiled"].items():
         if not there:
-            detail = f"not compiled: {use[name]}, more slowly"
-            remedy = "install a C compiler, then mlhpc again"
+            detail = f"not compiled: {use[name]} instead, more slowly"
+            remedy = "install a C compiler, then reinstall mlhpc"
             yield CheckResult("warn", f"compiled {name}", detail, remedy)
 
 
@@ -62,7 +62,7 @@ def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
 def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["torch"], "PyTorch"
     if facts is None:
-        remedy = f"{install('deepcam,resnet50')}, which these need"
+        remedy = f"{install('deepcam,resnet50')}, which deepcam and resnet50 require"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
         return
     if missing := facts.get("without_code"):
@@ -71,7 +71,7 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
         return
     if missing := facts.get("without_graphs"):
         yield CheckResult(
-            "warn", "graphs", f"not with several ranks: {missing}", "leave training.cuda_graphs off"
+            "warn", "graphs", f"unavailable with several ranks: {missing}", "leave training.cuda_graphs off"
         )
     remedy = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
     yield from _framework(name, facts, node, needed, remedy)
@@ -87,7 +87,7 @@ def _framework(
     bad: Status = "fail" if needed else "warn"
     gpus = len(node["gpus"])
     if facts.get("error"):
-        yield CheckResult(bad, name, facts["error"], "install it again in this environment")
+        yield CheckResult(bad, name, facts["error"], "reinstall it in this environment")
         return
     yield from _driver(name, facts, node, bad)
     if facts["gpus"] < gpus:
@@ -112,7 +112,7 @@ def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Ite
     if minimum is None or _major(driver) >= minimum:
         yield CheckResult("pass", "GPU driver", detail)
     elif facts.get("usable"):
-        remedy = f"CUDA {_major(cuda)} expects R{minimum} or later, or the forward-compatibility package"
+        remedy = f"CUDA {_major(cuda)} requires R{minimum} or later, or the forward-compatibility package"
         yield CheckResult("warn", "GPU driver", detail, remedy)
     else:
         remedy = f"update the driver to R{minimum} or later, or install a build for an older CUDA"
@@ -130,15 +130,15 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
     rebuild = "rebuild it for this TensorFlow, with --no-cache-dir (docs/reference/dependencies.md)"
     if not version:
         if rank_info.size > 1:
-            yield CheckResult(bad, "Horovod", "not installed, but there are several ranks", rebuild)
+            yield CheckResult(bad, "Horovod", "not installed, but several ranks require it", rebuild)
         elif needed:
-            yield CheckResult("pass", "Horovod", "not installed; not needed for one rank")
+            yield CheckResult("pass", "Horovod", "not installed, but one rank does not require it")
         return
     if not tensorflow or tensorflow.get("error"):
         return  # reported above
     built_for = node["horovod_built_for"]
     if built_for is not None and built_for != tensorflow["version"]:
-        detail = f"{version} for TensorFlow {built_for or '(none)'}, installed is {tensorflow['version']}"
+        detail = f"{version} for TensorFlow {built_for or '(none)'}, but {tensorflow['version']} is installed"
         yield CheckResult(bad, "Horovod", detail, rebuild)
         return
     if error := tensorflow.get("horovod_error"):
@@ -151,7 +151,7 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
         remedy = "mpirun requires a build with HOROVOD_WITH_MPI=1; alternatively, use srun"
         yield CheckResult(bad, "Horovod", detail, remedy)
     elif rank_info.launcher != "mpirun" and not built["gloo"]:
-        remedy = f"{rank_info.launcher} needs a build with HOROVOD_WITH_GLOO=1"
+        remedy = f"{rank_info.launcher} requires a build with HOROVOD_WITH_GLOO=1"
         yield CheckResult(bad, "Horovod", detail, remedy)
     elif node["gpus"] and not built["nccl"]:
         remedy = "gradients are sent through the host: build with HOROVOD_GPU_OPERATIONS=NCCL"

@@ -98,7 +98,7 @@ def _facts_of(rank: int, connection: Connection, deadline: float) -> dict[str, A
         facts: dict[str, Any] = reply["facts"] | {"offset_s": _offset(connection)}
     except (TimeoutError, EOFError, ValueError, KeyError, TypeError, OverflowError) as error:
         why = str(error) or "timeout"
-        raise UserError(f"rank {rank} connected but did not report its node ({why})") from None
+        raise UserError(f"rank {rank} connected, but did not report its node ({why})") from None
     connection.send(done=True)
     connection.close()
     return facts

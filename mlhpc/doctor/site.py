@@ -66,18 +66,22 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
     """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, if the
     file exists, or if ``out`` is missing outside a checkout."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        raise UserError(f"--site {name!r}: a file name may have letters, digits, '.', '_' and '-'")
+        raise UserError(f"--site {name!r}: use only letters, digits, '.', '_' and '-'")
     path = out or SITES / f"{name}.sh"
     if out is None and not SITES.is_dir():
-        raise UserError(f"no {SITES} here; start in a checkout or the output of mlhpc scripts, or pass --out")
+        raise UserError(
+            f"no folder {SITES} here; start in a checkout or a folder made by mlhpc scripts, or pass --out"
+        )
     if path.exists():
         raise UserError(f"{path} exists; choose another name, or move it away")
     facts = find_site_facts()
     with as_user_error(path, "cannot be written", "choose another --out"):
         atomic.write_bytes(path, site_file(name, facts).encode())
-    say(console, f"{path} written; check it, especially the lines marked CHECK")
+    say(console, f"wrote {path}; check it, especially the lines marked CHECK")
     if not facts.in_job:
-        hint = f"{facts.host} may be a login node; on others: srun -N 1 -n 1 mlhpc doctor --site {name}"
+        hint = (
+            f"{facts.host} may be a login node; for compute nodes: srun -N 1 -n 1 mlhpc doctor --site {name}"
+        )
         say(console, hint)
     return 0
 

@@ -22,7 +22,7 @@ def tolerance_of(text: object) -> float:
     except ValueError as error:
         raise UserError(f"tolerance {error}") from None
     if not 0 <= value < 10:
-        raise UserError(f"tolerance {text} is not a share from 0 to 10; write it as 5%")
+        raise UserError(f"tolerance {text} is not a share from 0 to 10; write one such as 5%")
     return value
 
 
@@ -36,12 +36,12 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
         tables = content["rule"]
         rules = {table["metric"]: tolerance_of(table.get("tolerance", tolerance)) for table in tables}
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: not TOML with tables [[rule]] of metric and tolerance") from None
+        raise UserError(f"{path}: expected [[rule]] tables with metric and tolerance") from None
     for metric in rules:
         if metric not in METRICS:
             raise UserError(f"{path}: no metric {metric!r}; {did_you_mean(str(metric), METRICS)}")
     if not rules:
-        raise UserError(f"{path}: no rule; write [[rule]] with metric and tolerance")
+        raise UserError(f"{path} has no rules; add [[rule]] tables with metric and tolerance")
     return rules
 
 
@@ -86,7 +86,7 @@ def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
     path = Path(text)
     if not path.exists():
         if not re.fullmatch("[0-9a-f]{6,64}", text) and not re.search("[<>=]", text):
-            raise UserError(f"{text}: no such folder; pass a run, a record's name, or a selection (last=5)")
+            raise UserError(f"{text}: no such folder; pass a run, a record name, or a selection (last=5)")
         return index.measured(conditions(text))
     from mlhpc.history.importing import all_records
     from mlhpc.history.rows import row_of

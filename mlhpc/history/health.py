@@ -22,7 +22,9 @@ def health(rows: Sequence[Measured], tolerance: float) -> Gate:
             if row["kind"] == "node" and isinstance(value, int | float) and value > 0:
                 found[str(row["machine"]), figure].append((row["when"] or "", str(row["node"]), float(value)))
     if not found:
-        raise UserError("no node in this store; add files of mlhpc doctor --calibrate --out FILE.toml")
+        raise UserError(
+            "this store has no nodes; add files written by mlhpc doctor --calibrate --out FILE.toml"
+        )
     worst: dict[str, Test] = {}
     for (_, figure), values in found.items():
         # Of two figures with the same time, the worse counts as the newest.

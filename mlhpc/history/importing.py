@@ -40,7 +40,7 @@ def all_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
             own = list(records_below(path, system)) if path.is_dir() else []
             yield from own or mllog_sets(path, system)
     except ValidationError as error:
-        raise UserError(f"{path} has values that no record can hold: {first_problem(error)}") from None
+        raise UserError(f"{path} has values that are not valid in a record: {first_problem(error)}") from None
 
 
 def _begins(path: Path) -> bytes:
@@ -100,12 +100,12 @@ def reframe(path: Path, system: str | None) -> Iterator[HistoryRecord]:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             schema = (db.execute("SELECT schema_version FROM metadata").fetchone() or [_REFRAME_SCHEMA])[0]
             if schema != _REFRAME_SCHEMA:
-                raise UserError(f"{path}: schema {schema} of ReFrame; {_REFRAME_SCHEMA} can be read")
+                raise UserError(f"{path}: ReFrame schema {schema} is not supported, only {_REFRAME_SCHEMA}")
             sessions = "SELECT uuid, json_blob FROM sessions ORDER BY session_start_unix"
             for session, blob in db.execute(sessions):
                 yield from _reframe_session(str(session), str(blob)[:_LARGEST_SESSION], system)
     except sqlite3.Error as error:
-        raise UserError(f"{path}: not a database of ReFrame that can be read ({error})") from None
+        raise UserError(f"{path}: not a readable ReFrame database ({error})") from None
 
 
 def _reframe_session(session: str, blob: str, system: str | None) -> Iterator[HistoryRecord]:
@@ -117,7 +117,7 @@ def _reframe_session(session: str, blob: str, system: str | None) -> Iterator[Hi
                     yield record
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         name = printable(session)[:40]
-        raise UserError(f"session {name} of ReFrame cannot be read ({error!r:.100})") from None
+        raise UserError(f"ReFrame session {name} cannot be read ({error!r:.100})") from None
 
 
 def _reframe_case(uuid: str, case: dict[str, Any], system: str | None) -> HistoryRecord | None:

@@ -56,8 +56,8 @@ class Index:
         several."""
         found = self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"]).fetchall()
         if len(found) != 1:
-            what = f"{count(len(found), 'record')} of this store begin with it" if found else "no such record"
-            raise UserError(f"{prefix}: {what}; mlhpc history list shows their names")
+            what = f"the names of {count(len(found), 'record')} begin with it" if found else "no such record"
+            raise UserError(f"{prefix}: {what}; mlhpc history list shows all names")
         return str(found[0][0])
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
@@ -91,11 +91,11 @@ class Index:
         match = _CONDITION.fullmatch(condition)
         if not match or not match[3]:
             example = "benchmark=cosmoflow or time_to_train_s<5min"
-            raise UserError(f"{condition!r} is not a condition; write it as {example}")
+            raise UserError(f"{condition!r} is not a condition; write one such as {example}")
         key, sign, text = match.groups()
         if key == "last":
             if sign != "=" or not re.fullmatch("[0-9]{1,9}", text):
-                raise UserError(f"{condition}: last requires =N, the number of newest records")
+                raise UserError(f"{condition}: write last=N for the newest N records")
             return key, sign, text
         if key not in ROW and key not in (known := {"last", *ROW} | self._others()):
             raise UserError(f"{condition}: no figure {key!r}; {did_you_mean(key, known)}")

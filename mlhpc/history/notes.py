@@ -31,7 +31,9 @@ def annotate(store: Path, system: str, text: str, when: str | None) -> str:
     """Record an event of ``system``, and return a line that says so. Raises UserError."""
     at = time_text(when or datetime.now(UTC).isoformat())
     if at is None:
-        raise UserError(f"--when {when}: not a date; write it as 2026-11-26 or 2026-11-26T14:30:00+01:00")
+        raise UserError(
+            f"--when {when} is not a date; write one such as 2026-11-26 or 2026-11-26T14:30:00+01:00"
+        )
     name, _ = put(store, HistoryRecord(kind="annotation", system=system, text=text, when=at))
     return f"{name[:12]} {at} {system}: {text}"
 

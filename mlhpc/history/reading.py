@@ -202,7 +202,7 @@ def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
         raise UserError(f"{path} is neither a folder nor JSON ({printable(str(error))[:80]})") from None
     for each in value if isinstance(value, list) else [value]:
         if not isinstance(each, dict) or not {"benchmark", "step_s"} <= each.keys():
-            raise UserError(f"{path}: not the --json output of mlhpc profile or mlhpc predict")
+            raise UserError(f"{path}: not --json output of mlhpc profile or mlhpc predict")
         predicted = "machine" in each
         step, total = (_first(each.get(key)) for key in ("step_s", "time_to_train_s"))
         named = ("benchmark", "preset", "framework", "nodes", "accelerators", "global_batch_size")
@@ -226,7 +226,7 @@ def node_record(path: Path, system: str | None) -> HistoryRecord:
     node = measured.title.removesuffix(", as measured")
     dates = re.findall(r"\d{4}-\d\d-\d\d", " ".join(measured.sources.values()))
     if node == measured.title or not dates:
-        raise UserError(f"{path}: not measured by mlhpc doctor --calibrate")
+        raise UserError(f"{path}: not a machine file from mlhpc doctor --calibrate")
     return HistoryRecord(
         kind="node",
         node=node,

@@ -40,7 +40,7 @@ def put(store: Path, record: "HistoryRecord") -> tuple[str, bool]:
     name = digest(data)
     path = store / f"{name}.json"
     if len(data) > LARGEST:
-        raise UserError(f"{record.kind}: a record of more than {binary_text(LARGEST)}; it was not added")
+        raise UserError(f"the {record.kind} record exceeds {binary_text(LARGEST)}, so it was not added")
     with as_user_error(store, "cannot be written", "choose another --store, or free some space"):
         if not store.is_dir():
             store.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def print_rows(rows: Sequence[Row], total: int, console: Console) -> None:
     }
     print_table(table("history", rows, columns, text_columns=5), console)
     if total > len(rows):
-        say(console, f"the newest {len(rows)} of {count(total, 'record')}; all: --csv or --json")
+        say(console, f"only the newest {len(rows)} of {count(total, 'record')}; --csv or --json lists all")
 
 
 def _unusual(status: str | None) -> str:
@@ -79,8 +79,8 @@ def _needed(test: Test) -> str:
         which = "run of the baseline" if test.new else "new run"
         return f"no {which} has this figure (runs that missed the target have none)"
     if test.further is None:
-        return "undecided for any number of new runs: the baseline needs more runs, or the deviation is too large"
-    return f"about {count(test.further, 'further new run')} would decide, if they are like these"
+        return "undecided for any number of new runs: the baseline has too few runs, or the deviation is too large"
+    return f"about {count(test.further, 'further new run')} would decide, if they resemble these"
 
 
 def ratio_text(ratio: Ratio | None) -> str:

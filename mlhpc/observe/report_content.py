@@ -28,12 +28,12 @@ def report_content(
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
-            raise UserError("--predict requires several runs: pass their folder")
+            raise UserError("--predict requires several runs; pass the folder that contains them")
         run = read(first)
         answer = {"what_if": asdict(what_if(run, change))} if change else {}
         return {**run_content(run), **answer}
     if change:
-        raise UserError("--what-if requires a single run: pass its folder")
+        raise UserError("--what-if requires a single run; pass its folder")
     comparison = compare(paths, configurations)
     return {
         "kind": "comparison",

@@ -32,7 +32,7 @@ def write_trace(folder: Path, out: Path) -> Path:
     run = read(folder)
     files = event_files(folder)
     if not files:
-        raise UserError(f"{folder}: no events.rankN.jsonl, from which a trace is made")
+        raise UserError(f"{folder}: no events.rankN.jsonl to make a trace from; pass the folder of a run")
     require_new(out)
     try:
         events = [event for rank, path in files.items() for event in trace_of_rank(rank, read_events(path))]

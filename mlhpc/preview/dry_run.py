@@ -148,7 +148,7 @@ def _size_of(data: dict[str, Any]) -> str:
     if not data["exists"]:
         return "does not exist"
     if data["files"] is None:
-        return "no manifest, so files are not counted; write one with mlhpc data index"
+        return "no manifest, so its files are not counted; write one with mlhpc data index"
     return f"{count(data['files'], 'file')}, {bytes_text(data['bytes'])}"
 
 

@@ -41,14 +41,14 @@ def show(files: Files, nodes: int, ranks_per_node: int) -> None:
     console.print(f"{count(len(files), 'file')}, {bytes_text(total)}, to {count(nodes, 'node')}")
     print_table(costs, console)
     console.print(
-        "per node: the largest share. source reads, opens: total of all nodes on the shared file system; "
-        "each open includes one fstat and one close; per rank: the largest number, and again as many before the "
-        "run with --evict. max ÷ mean: bytes read there by one node. node to node: sent over the network.",
+        "per node: the largest share. source reads, source opens: total on the shared file system; each open "
+        "includes an fstat and a close. per rank: the largest number of opens, doubled by --evict. "
+        "max ÷ mean: bytes that one node reads there. node to node: bytes sent over the network.",
         width=min(console.width, 100),
     )
     if nodes > 1 and (sent := exchanged_bytes(files, nodes)):
         console.print(
-            f"With shards and staging.exchange, nodes exchange another {bytes_text(sent)} or so before every "
+            f"With shards and staging.exchange, nodes also exchange about {bytes_text(sent)} before every "
             f"epoch but the first, {bytes_text(sent / nodes)} each.",
             width=min(console.width, 100),
         )

@@ -46,7 +46,7 @@ class Journal:
         is_new = not path.exists() or not _whole_lines(path)
         others = [each.name for each in path.parent.iterdir() if not each.name.startswith((".", path.name))]
         if is_new and others:
-            raise UserError(f"{path.parent} has other files in it, such as {others[0]}; choose another --out")
+            raise UserError(f"{path.parent} contains other files, such as {others[0]}; choose another --out")
         path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # left by a killed process
         try:
             storage = JournalStorage(JournalFileBackend(str(path)))
@@ -55,13 +55,13 @@ class Journal:
                 f"{path} cannot be replayed ({type(error).__name__}: {error}); move it away"
             ) from None
         if not is_new and [each.study_name for each in storage.get_all_studies()] != [NAME]:
-            raise UserError(f"{path} has another study in it; choose another --out")
+            raise UserError(f"{path} contains another study; choose another --out")
         self._study = (optuna.create_study if is_new else optuna.load_study)(storage=storage, study_name=NAME)
         before = self._study.user_attrs
         for key, value in about.items():
             if before.get(key, value) != value:
                 raise UserError(
-                    f"{path.parent} has a search with {key} {shown(before[key])}, not {shown(value)}; "
+                    f"{path.parent} contains a search with {key}={shown(before[key])}, not {shown(value)}; "
                     "choose another --out"
                 )
             if key not in before:
@@ -73,7 +73,7 @@ class Journal:
             return _OUTCOME.validate_python(Outcome(Config(**trial.params), **trial.user_attrs))
         except (TypeError, ValueError):
             raise UserError(
-                f"trial {trial.number} of the journal is not mlhpc's; choose another --out"
+                f"trial {trial.number} of the journal was not written by mlhpc; choose another --out"
             ) from None
 
     def add(self, outcome: Outcome) -> None:
@@ -101,7 +101,9 @@ def _whole_lines(path: Path) -> int:
         except ValueError:
             entry = None
         if not isinstance(entry, dict) or "op_code" not in entry:
-            raise UserError(f"{path}, line {number}: not of Optuna's journal; move it away, or restore it")
+            raise UserError(
+                f"{path}, line {number}: not an entry of an Optuna journal; move the file away, or restore it"
+            )
     if lines[-1]:
         os.truncate(path, len(data) - len(lines[-1]))
     return len(lines) - 1

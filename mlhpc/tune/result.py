@@ -84,19 +84,21 @@ def sentences(result: Result, out: Path) -> list[str]:
         said.append(f"nothing is faster than the default: {winner}")
     elif ratio := result.ratio:
         middle, low, high = ratio
-        verdict = "faster" if high < 1 else "slower" if low > 1 else "no difference that these runs can show"
+        verdict = (
+            "faster" if high < 1 else "slower" if low > 1 else "no difference that these runs can resolve"
+        )
         if high < 1 and any(ours.state != "converged" for ours, _ in result.pairs):
             verdict = "faster where it reached the target"
         pairs = f"95% interval {low:.3f} to {high:.3f}, {count(len(result.finished), 'pair')} of fresh seeds"
         said.append(f"{winner}: {middle:.3f} times the default's time to train ({pairs}): {verdict}")
     else:
-        said.append(f"{winner}: too few pairs of runs that both reached the target for a ratio")
+        said.append(f"{winner}: too few pairs in which both runs reached the target to give a ratio")
     ours, theirs = (sum(pair[side].state != "converged" for pair in result.pairs) for side in (0, 1))
     if ours or theirs:
-        said.append(f"of the pairs, the winner missed the target in {ours}, the default in {theirs}")
+        said.append(f"of these pairs, the winner missed the target in {ours}, the default in {theirs}")
     if surface:
         excess = surface.excess(winner, space.candidates)
-        said.append(f"on a response surface, not of runs: {excess:.1%} above its optimum")
+        said.append(f"on a response surface instead of runs, {excess:.1%} above its optimum")
     rules = f"closed: mlhpc rules {space.benchmark} --config {out / 'best.toml'}"
     division = rules if space.run.division == "closed" else f"open, as {space.preset} is"
     return [*said, f"preset: {out / 'best.toml'} ({division}); page: {out / 'tune.html'}"]

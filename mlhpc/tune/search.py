@@ -54,7 +54,7 @@ def tune(options: argparse.Namespace) -> int:
         manifest.require_folder(data)
         if options.stage and in_slurm(os.environ) and not names_job(options.stage, os.environ):
             raise UserError(
-                f"--stage {options.stage} must contain $SLURM_JOB_ID: stopped runs then remove it"
+                f"--stage {options.stage} must contain $SLURM_JOB_ID, so that stopped runs remove it"
             )
     about = space.content() | {"machine": options.machine, "seed": options.seed, "data": str(data)}
     about["stage"] = str(options.stage) if options.stage else None
@@ -71,7 +71,7 @@ def tune(options: argparse.Namespace) -> int:
             say(console, "interrupted; restart it to continue")
             return status_of(interrupt)
         if winner is None:
-            say(console, "no choice reached the target; raise --budget, or training.max_epochs")
+            say(console, "no configuration reached the target; raise --budget or training.max_epochs")
             return MISSED
         result = Result(space, tuple(journal.outcomes), winner, pairs, surface)
         save(result, out, about)
@@ -97,7 +97,7 @@ def spend(
         number = len(done) + 1
         outcome = run(config, f"run-{number:03}", options.seed + number, limit_of(config, done))
         if not done and outcome.state == "aborted":
-            raise UserError(f"the default cannot be run: {outcome.why}; see run-001.out")
+            raise UserError(f"the default configuration failed: {outcome.why}; see run-001.out")
         journal.add(outcome)
         said = f"run {number}, {spent:.1f} of {options.budget} spent: {config}: {ended(outcome)}"
         say(console, f"{said}: {outcome.why}" if outcome.why else said)

@@ -73,7 +73,7 @@ class Space:
         refuse(self.run, "tuning")
         self._keys: dict[str, list[str]] = load.definition_of(benchmark).get("tune", {})
         if not self._keys:
-            raise UserError(f"{benchmark} has no table [tune] in its TOML, which names its learning rate")
+            raise UserError(f"the TOML of {benchmark} has no [tune] table, which must name its learning rate")
         closed = [name for name in load.presets(benchmark) if name.startswith("closed") and name != preset]
         points = {name: load.load(benchmark, name) for name in closed}
         self.points = {name: run for name, run in points.items() if trained(run) == trained(self.run)}
@@ -94,8 +94,8 @@ class Space:
         ]
         if not self.candidates:
             raise UserError(
-                f"--rate {self.rates[0]:g},{self.rates[1]:g} has none of the rates that are tried, "
-                f"{RATES_PER_OCTAVE} for each doubling; pass a wider range"
+                f"--rate {self.rates[0]:g},{self.rates[1]:g} contains none of the rates to try, "
+                f"{RATES_PER_OCTAVE} per doubling; pass a wider range"
             )
 
     def content(self) -> dict[str, Any]:
@@ -165,10 +165,12 @@ class Space:
         if stretch is None:
             if config.schedule not in self.points:
                 known = ", ".join(self.points) or "no preset"
-                raise UserError(f"not a factor, such as 0.7, nor a published preset of this network: {known}")
+                raise UserError(
+                    f"neither a factor, such as 0.7, nor a published preset of this network ({known})"
+                )
             source, stretch = self.points[config.schedule], 1.0
         if not 0.01 <= stretch <= 100:
-            raise UserError("a factor is from 0.01 to 100")
+            raise UserError("factors must be from 0.01 to 100")
         theirs = source.hyperparameters.model_dump(mode="json")
         steps = stretch * theirs["global_batch_size"] / config.batch
         own = self.run.hyperparameters.model_dump(mode="json")
@@ -194,7 +196,7 @@ class Space:
             registry.load_object(check)(run)
         samples = run.data.train_samples
         if config.batch > samples:
-            raise UserError(f"a batch of {config.batch} is larger than the {samples} training samples")
+            raise UserError(f"a batch of {config.batch} exceeds the {samples} training samples")
         rules.enforce(rules.RunContext(run))
         return run
 

@@ -23,23 +23,27 @@ class Surface(FrozenModel):
     parameters of the dependence on the multiple of the preset's learning rate."""
 
     epochs: PositiveFloat = Field(
-        description="to the target, of small batches with the best rate and schedule"
+        description="epochs to the target for small batches at the best rate and schedule"
     )
-    critical_batch: PositiveFloat = Field(description="batch size that needs twice as many epochs")
-    rate: PositiveFloat = Field(description="best multiple at ``rate_batch``")
+    critical_batch: PositiveFloat = Field(description="batch size that takes twice as many epochs")
+    rate: PositiveFloat = Field(description="best multiple of the learning rate at batch size ``rate_batch``")
     rate_batch: PositiveFloat
-    rate_power: float = Field(ge=-8, le=8, description="exponent of the batch size in the best multiple")
-    rate_curvature: NonNegativeFloat = Field(
-        description="growth of the epochs per squared octave of the rate"
+    rate_power: float = Field(
+        ge=-8, le=8, description="the best multiple is proportional to the batch size to this power"
     )
-    rate_limit: PositiveFloat = Field(description="octaves above the best rate from which no run converges")
-    schedule: dict[str, PositiveFloat] = Field(description="factor on the epochs of each schedule")
-    samples: PositiveFloat = Field(description="of an epoch")
-    step_s: NonNegativeFloat = Field(description="seconds of a step whatever its batch")
-    sample_s: PositiveFloat = Field(description="seconds of a sample on a rank")
-    exchange_s: NonNegativeFloat = Field(description="seconds of a step for each doubling of the ranks")
+    rate_curvature: NonNegativeFloat = Field(
+        description="relative growth of epochs per squared octave from the best rate"
+    )
+    rate_limit: PositiveFloat = Field(description="octaves above the best rate beyond which no run converges")
+    schedule: dict[str, PositiveFloat] = Field(
+        description="factor by which each schedule multiplies the epochs"
+    )
+    samples: PositiveFloat = Field(description="samples per epoch")
+    step_s: NonNegativeFloat = Field(description="seconds per step, independent of its batch")
+    sample_s: PositiveFloat = Field(description="seconds per sample on one rank")
+    exchange_s: NonNegativeFloat = Field(description="seconds that each doubling of the ranks adds to a step")
     staging_s: NonNegativeFloat = 0.0
-    noise: float = Field(ge=0, le=2, description="deviation of the logarithm of the epochs between runs")
+    noise: float = Field(ge=0, le=2, description="run-to-run standard deviation of log(epochs to target)")
 
     def best_rate(self, batch: int) -> float:
         """The best multiple of the preset's learning rate at a batch size."""

@@ -127,7 +127,7 @@ def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "
     Raises UserError if not even one sample fits."""
     if needed(1) > capacity:
         raise UserError(
-            f"{what} does not fit: it needs {bytes_text(needed(1))}, there are {bytes_text(capacity)}"
+            f"{what} does not fit: it needs {bytes_text(needed(1))}, but only {bytes_text(capacity)} are available"
         )
     low, high = 1, 2
     while needed(high) <= capacity:

@@ -40,9 +40,9 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     update = update_of(network, optimizer)
     limits = (
-        f"Lower limit of a training sample: {seconds_text(seconds)}, of which "
+        f"Lower limit per training sample: {seconds_text(seconds)}, of which "
         + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
-        + ". Every layer reads its inputs and writes its outputs once in each pass, and runs at the peaks: "
+        + ". Every layer reads its inputs and writes its outputs once in each pass, and runs at peak rates; "
         f"real steps take longer. The update of all weights ({optimizer}) is added once per step: "
         f"{si_text(update.operations, 'FLOP')} and {bytes_text(update.bytes)} at least."
     )
@@ -56,7 +56,7 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
     fits = "Not even one sample fits"
     if largest:
         fits = f"The largest power of two that fits is {power_of_two(largest)}"
-    fits += f", excluding {bytes_text(RESERVED)} of libraries (a CUDA context, workspaces of cuDNN)."
+    fits += f", excluding {bytes_text(RESERVED)} for libraries (CUDA context, cuDNN workspaces)."
     return [
         *cost(model, tier),
         Section("Roofline", limits, (roofline(layers, ceilings, paper), _kinds(layers))),
@@ -83,8 +83,8 @@ def cost(model: Model, tier: Tier) -> list[Section]:
         rows += [Mark(name, batch, f"batch {batch}", value / 1e9) for name, value in named.items() if value]
     bottlenecks = "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
     about = (
-        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's memory: a "
-        f"lower bound of the time. The highest is the bottleneck: {bottlenecks}. "
+        "Bytes per sample, times the accelerator's memory bandwidth over that of the link that carries them: a "
+        f"lower bound on the time. The highest cost is the bottleneck: {bottlenecks}. "
     ) + _required(machine, run, network.training_flops, sample.received, moved)
     if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
         papers = {"activations": paper.hbm_limit_gib * GIB, "sample from NVMe": paper.sample_mib * MIB * 2250}

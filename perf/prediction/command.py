@@ -32,16 +32,18 @@ _SHORT = {
 def predict(options: argparse.Namespace) -> int:
     """Prints a prediction, or a table over node counts; with --out also writes the page. Raises UserError."""
     if options.benchmark is None:
-        raise UserError("which benchmark? mlhpc predict BENCHMARK --machine NAME")
+        raise UserError("no benchmark named; run mlhpc predict BENCHMARK --machine NAME")
     if not options.machine:
-        raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
+        raise UserError(
+            f"no machine named; pass --machine with one of {', '.join(known())}, or a machine file"
+        )
     given = machine(options.machine)
     if options.out:  # before the prediction, so that a missing extra is found at once
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
     if options.what_if and not options.nodes:
-        raise UserError("--what-if needs --nodes: how many nodes the machine has before it is enlarged")
+        raise UserError("--what-if requires --nodes: the number of nodes before the machine is enlarged")
     batch = [] if options.batch is None else [f"hyperparameters.global_batch_size={options.batch}"]
     model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
     predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())
@@ -49,7 +51,7 @@ def predict(options: argparse.Namespace) -> int:
         model.at(1)  # says why
         batch_size = model.run.hyperparameters.global_batch_size
         raise UserError(
-            f"no number of nodes is possible for a batch of {batch_size}; choose one with --nodes"
+            f"no tabulated number of nodes can train a batch of {batch_size}; choose one with --nodes"
         )
     if options.out:
         write(options.out, page(model, options.nodes))
@@ -93,7 +95,7 @@ def _enlarged(model: Model, p: Prediction) -> None:
     """Print the figures of the machine that shorten the time to train if doubled."""
     console, before = Console(highlight=False), p.total_s[0] if p.total_s else math.inf
     if not math.isfinite(before):
-        raise UserError("--what-if needs a time to train, and no epochs are published for this batch size")
+        raise UserError("--what-if requires a time to train, but no epochs are published for this batch size")
     rows = enlarged(model, p.nodes)
     useful = [row for row in rows if row.seconds < (1 - _USEFUL) * before]
     columns = {
@@ -104,7 +106,7 @@ def _enlarged(model: Model, p: Prediction) -> None:
     if useful:
         print_table(table("what_if", useful, columns), console)
     rest = [row.figure for row in rows if row not in useful]
-    say(console, f"less than {_USEFUL:.0%} shorter with twice as much of: {', '.join(rest) or 'nothing'}")
+    say(console, f"doubling these saves less than {_USEFUL:.0%}: {', '.join(rest) or 'none'}")
 
 
 _USEFUL = 0.01
@@ -123,8 +125,8 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
     print_table(_by_nodes(predictions), console, styles={fastest: "bold"}, optional=2)
     say(
         console,
-        "batch: samples per accelerator and step; time: time to train with its interval; data: location of "
-        "the data set",
+        "batch: samples per accelerator and step; time: time to train with its interval; data: where the data "
+        "set is",
     )
     say(console, f"memory: {next((p for p in predictions if p.parts == 1), predictions[0]).fits}")
     if shortest and shortest.total_s:
@@ -132,7 +134,7 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
         took = seconds_text(shortest.total_s[0])
         say(
             console,
-            "shortest of all batch sizes with published convergence, with whole samples on each accelerator: "
+            "shortest over all batch sizes with published convergence and whole samples per accelerator: "
             f"{took}, {where}",
         )
     for note in (*model.limits(predictions), *notes_of(predictions)):

@@ -97,7 +97,7 @@ class Model:
     ) -> None:
         """Raises UserError for a run with different kinds of steps."""
         if getattr(run.training, "coarse_epochs", ()):
-            raise UserError("epochs on coarser samples cannot be predicted; set training.coarse_epochs=[]")
+            raise UserError("training on coarser samples cannot be predicted; set training.coarse_epochs=[]")
         calibrated = calibrated or calibration()
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.scope: Scope = scope
@@ -238,7 +238,9 @@ class Model:
         """Raise UserError if the machine has fewer than ``nodes`` nodes."""
         machine = self.machine
         if machine.nodes is not None and nodes > machine.nodes:
-            raise UserError(f"{machine.at('nodes')}: {nodes} of {machine.nodes} nodes requested")
+            raise UserError(
+                f"{machine.at('nodes')}: {nodes} nodes requested, but the machine has {machine.nodes}; use fewer"
+            )
 
     # A step
 
@@ -248,7 +250,7 @@ class Model:
         passes = self.run.backward_passes
         if local % passes:
             raise UserError(
-                f"{passes} backward passes must divide the local batch of {local}; use fewer nodes"
+                f"the local batch of {local} must be a multiple of the {passes} backward passes; use fewer nodes"
             )
         return local // passes
 
@@ -283,12 +285,12 @@ class Model:
         notes: list[str] = []
         if half == self.calibrated.of_an_accelerator:
             notes.append(
-                f"no published result of {self.kind}s on {family}: the efficiency of all families is used. Of "
-                f"families that were left out of the fit, nine of ten sets are within a factor of {half:.1f}"
+                f"no published result of {self.kind}s on {family}, so the efficiency of all families is used; of "
+                f"families left out of the fit, nine of ten sets are within a factor of {half:.1f}"
             )
         elif half == self.calibrated.of_a_round:
             notes.append(
-                f"software of another round than the published sets on {family}: of rounds that were left out of "
+                f"the software is of another round than the published sets on {family}; of rounds left out of "
                 f"the fit, nine of ten sets are within a factor of {half:.1f}"
             )
         bound = step.compute * self.efficiency.value  # the bare roofline
@@ -296,11 +298,11 @@ class Model:
         change = self.published_roofline / self.roofline
         if abs(change - 1) > 0.05:
             mine, theirs = self.run.training.precision, self.efficiency.precision
-            notes.append(f"{mine} is extrapolated by the roofline: those published sets ran {theirs}")
+            notes.append(f"{mine} is extrapolated by the roofline from published sets that ran {theirs}")
             low = max(min(low, step.busy * change / half), bound)
             high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
-            notes.append("no published set of ResNet-50: the efficiency is DeepCAM's")
+            notes.append("no set of ResNet-50 is published, so DeepCAM's efficiency is used")
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
         return value, notes
@@ -352,14 +354,14 @@ class Model:
         lines = []
         if together > 1 and self.plan is None:
             lines.append(
-                "several accelerators per sample: the undivided share of a step is Fugaku's; a run divides "
+                "accelerators share a sample, with Fugaku's undivided share of a step; a run divides "
                 "samples only with training.spatial"
             )
         if placed.moved and self.epochs and staging_s[0] > trained[0]:
             middle, slow, fast = (bytes_text(rate, "/s") for rate in parts().staging_rate)
             lines.append(
-                f"most of the time to train is staging, at the {middle} per node reached in published sets "
-                f"({slow} to {fast}), independent of the machine"
+                f"staging takes most of the time to train, at the {middle} per node reached in published sets "
+                f"({slow} to {fast}), whatever the machine"
             )
             if self.run.staging.mode == "replicate" and placed.moved.sent == 0 and nodes > 1:
                 lines.append(
@@ -440,6 +442,6 @@ class Fits:
         )
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs {bytes_text(self.needed(local, together))} of "
-            f"the accelerator's {bytes_text(self.capacity)}, {bytes_text(RESERVED)} of which libraries take; "
+            f"the accelerator's {bytes_text(self.capacity)}, of which libraries take {bytes_text(RESERVED)}; "
             f"{largest}; use more nodes or a smaller batch"
         )

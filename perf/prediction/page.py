@@ -149,13 +149,13 @@ def _said_of(sets: Sequence[tuple[Published, Prediction | None]]) -> str:
     """A text that says how many sets are inside the intervals, and why others may be outside."""
     places = [_where(row, p) for row, p in sets]
     compared = sum(p is not None for _, p in sets)
-    text = f"Published sets of this accelerator family: {count(len(sets), 'set')} at any batch, named below"
+    text = f"Published for this accelerator family, at any batch: {count(len(sets), 'set')}, named below"
     if not compared:
-        return f"{text}; none has a number of accelerators that is predicted."
+        return f"{text}; no prediction has the same number of accelerators."
     outside = " and ".join(f"{places.count(f'{side} it')} {side}" for side in ("above", "below"))
     return (
-        f"{text}. Of {compared} with a number of accelerators that is predicted, {places.count('inside')} are "
-        f"inside the interval, {outside}. Those of another batch or machine need not be inside."
+        f"{text}. Of {compared} with a predicted number of accelerators, {places.count('inside')} are "
+        f"inside the interval, {outside}. Sets of another batch or machine need not be inside."
     )
 
 
@@ -230,8 +230,8 @@ def scaling(model: Model, chosen: Prediction) -> Section:
     figures.append(curves(rows, "accelerators", "samples/s per accelerator", title))
     figures += [] if (paper := _paper_scaling(machine, run)) is None else [paper]
     about = (
-        "Staged in shards, a node reads only its own samples: scaling is superlinear if they fit in "
-        "memory. Replicated or not staged, it reads any sample, and memory is sufficient only if the whole "
+        "Staged in shards, a node reads only its own samples, so scaling is superlinear if they fit in "
+        "memory. Replicated or not staged, it may read any sample, so memory suffices only if the whole "
         "data set fits. Staged data is shown if it fits on the nodes."
     )
     return Section("Scaling", about, (Grid(tuple(figures)),))

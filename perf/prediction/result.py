@@ -158,7 +158,7 @@ class Prediction:
     def configuration(self) -> str:
         """Nodes, accelerators and batch sizes of the run, as text."""
         each = (
-            f"a sample on {self.parts} accelerators"
+            f"{self.parts} accelerators per sample"
             if self.parts > 1
             else f"local batch {self.local_batch_size}"
         )
@@ -194,12 +194,12 @@ class Prediction:
             "efficiency": f"{digits(self.efficiency.value)} of the roofline, {self.efficiency.how}",
             "epochs": self.epochs.how
             if self.epochs
-            else "none published for this preset, network and data, so no time to train",
+            else "none are published for this preset, network and data, so there is no time to train",
         }
         if spatial := self.spatial:
-            facts["halos"] = f"{bytes_text(spatial.halo_bytes)} sent by all ranks in an epoch with evaluation"
+            facts["halos"] = f"all ranks send {bytes_text(spatial.halo_bytes)} per epoch, evaluation included"
             kept = bytes_text(spatial.saved_bytes)
-            facts["activations"] = f"{kept} kept by a rank for {count(self.local_batch_size, 'sample')}"
+            facts["activations"] = f"a rank keeps {kept} for {count(self.local_batch_size, 'sample')}"
         return facts | {f"note {n}": note for n, note in enumerate(self.notes, 1)}
 
     @property
@@ -207,7 +207,9 @@ class Prediction:
         if self.step.host is None:
             return {}
         each, graph = map(seconds_text, self.step.host)
-        return {"host": f"the driver takes at least {each} of it in a step, {graph} if the step is one graph"}
+        return {
+            "host": f"the driver takes at least {each} of host time per step, {graph} if the step is one graph"
+        }
 
     @property
     def fits(self) -> str:
@@ -230,7 +232,9 @@ class Prediction:
             bytes_text(size) for size in (self.moved.held, self.moved.source, self.moved.sent)
         )
         passed = f", {sent} from node to node" if self.moved.sent else ""
-        return f"{self.run.staging.mode}: {held} to each node, {source} off the shared file system{passed}"
+        return (
+            f"{self.run.staging.mode}: {held} to each node, {source} read from the shared file system{passed}"
+        )
 
     def record(self) -> dict[str, Any]:
         """The prediction as JSON: intervals are [value, low, high], times in seconds."""

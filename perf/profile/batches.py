@@ -26,8 +26,8 @@ HEADS = {"communication": "exchange", "input wait": "input", "other wait": "othe
 """Column heads that are shorter than the names, so that the table fits a terminal."""
 
 NOTE = (
-    "Times are those of steps without a profiler. Their parts are shares of as many steps under one: waits as "
-    "long as they were, and operations, which may overlap, by their shares of the rest. Samples are zeros in "
+    "Times are of steps without a profiler, divided as an equal number of steps under one: waits as "
+    "measured, and operations, which may overlap, by their shares of the rest. Samples are zeros in "
     "memory unless --data is given. Not a result of the benchmark."
 )
 

@@ -85,8 +85,8 @@ def _elsewhere(given: Machine, first: Profile) -> str:
     if not (differ := differences(given, first)):
         return ""
     return (
-        f"--machine {given.name}: measured on another machine ({'; '.join(differ)}), so hardware efficiency "
-        "relates to the peaks of another machine; pass this machine's file (written by mlhpc doctor --calibrate)"
+        f"--machine {given.name}: this is another machine ({'; '.join(differ)}), so hardware efficiency "
+        "would relate to the wrong peaks; pass this machine's file (written by mlhpc doctor --calibrate)"
     )
 
 
@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace) -> None:
         "--counters": options.counters,
     }
     if options.device_model and (given := [name for name, value in others.items() if value]):
-        raise UserError(f"--device-model measures nothing: omit {given[0]}")
+        raise UserError(f"--device-model measures nothing, so {given[0]} has no effect; omit it")
 
 
 def _requested(options: argparse.Namespace) -> Run:

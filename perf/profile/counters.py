@@ -66,8 +66,8 @@ _BYTES: Sequence[tuple[str, float]] = (
 
 COUNTERS_NOTE = (
     "Counted by the hardware, beside the model of the same step; the model's bytes are the least that its layers "
-    "move. Kernels that were not counted are left out; a layer is shown if all its kernels were, and no other "
-    "layer calls them. Rates are of the profiled step."
+    "move. Kernels without counts are left out; a layer is shown if all its kernels have counts and no other "
+    "layer calls them. Rates are those of the profiled step."
 )
 
 
@@ -132,14 +132,14 @@ def read(path: Path, steps: int | None) -> Counters:
         kernels = parse(lines)
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, csv.Error) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{path}: not readable as output of {source} ({reason}); {_REMEDY}") from error
+        raise UserError(f"{path}: not readable {source} output ({reason}); {_REMEDY}") from error
     if all(kernel.flops is None and kernel.bytes is None for kernel in kernels.values()):
         raise UserError(
             f"{path}: {source} counted neither FLOPs nor bytes of memory; record the events named in "
             "docs/reference/performance_models.md, on a machine that has them"
         )
     if "" in kernels and not steps:
-        raise UserError(f"{path}: {source} does not say how many steps it covers; add --counted-steps")
+        raise UserError(f"{path}: {source} does not state how many steps it covers; add --counted-steps")
     return Counters(path, source, kernels, steps)
 
 
@@ -162,7 +162,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     if counters.steps and "" in kernels:
         if profile.gpu:
             raise UserError(
-                f"{path}: {counters.source} counts the host, but {profile.device} computes the step"
+                f"{path}: {counters.source} counts work on the host, but {profile.device} computes the step"
             )
         flops, moved = (None if sum_ is None else sum_ / counters.steps for sum_ in kernels[""])
         return [_all(profile, network, precision, flops, moved)]

@@ -39,16 +39,16 @@ def _differences(
     """The differences. ``name``: the measured device, empty if unknown. ``accelerators``: the node's accelerators
     as listed by the driver. ``cores``: the number of cores by each way of counting."""
     if name and not _is_of(machine.family, name):
-        yield f"{name} for {machine.facts['accelerator.model']}"
+        yield f"{name} instead of {machine.facts['accelerator.model']}"
     elif accelerators and (mib := accelerators[0].memory_mib):
         memory = machine.figures["accelerator.memory"]
         if abs(mib * 2**20 / memory - 1) > _NEAR:
-            yield f"accelerators of {bytes_text(mib * 2**20)} for {bytes_text(memory)}"
+            yield f"accelerators of {bytes_text(mib * 2**20)} instead of {bytes_text(memory)}"
     if len(accelerators) > machine.per_node:  # fewer may be visible in a batch job
-        yield f"{len(accelerators)} accelerators for {machine.per_node} a node"
+        yield f"{len(accelerators)} accelerators per node instead of {machine.per_node}"
     listed = machine.facts.get("host.cores")
     if listed is not None and cores and int(listed) not in cores:
-        yield f"{max(cores)} cores for {listed}"
+        yield f"{max(cores)} cores instead of {listed}"
 
 
 def _is_of(family: str, name: str) -> bool:

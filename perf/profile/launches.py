@@ -35,8 +35,8 @@ from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import digits, seconds_text
 
 NOTE = (
-    "Counted, not measured: the launches of the suite's own step, in the precision of published results unless it "
-    "is set, and the least time that each takes. Real steps take longer."
+    "Counted, not measured: the launches of the suite's own step, in the precision of published results unless "
+    "one is set, and the least time that each takes. Real steps take longer."
 )
 PRINTED = 12
 Measure = Callable[[Run, Request], Profile]
@@ -171,8 +171,8 @@ def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
     if not any(floor.predicted or floor.measured for floor in floors):
         return f"{machine.family}: no published result"
     return (
-        "least: the larger of the host's and the device's time; predicted, with an interval for 80% of sets, from "
-        "rounds 2.0 and 3.0, without all-reduce; published, of round 3.0, with it: among these sets, so seen"
+        "least: the larger of the host's and the device's time; predicted: from rounds 2.0 and 3.0, without "
+        "all-reduce, with an interval for 80% of sets; published: of round 3.0, with all-reduce (sets also fitted)"
     )
 
 

@@ -116,8 +116,8 @@ def by_layer(
             else f"layer {layers[shared][0].name!r} is the first without a module"
         )
         raise UserError(
-            f"network {network.name}: {len(profile.modules)} modules with weights, but "
-            f"{len(layers)} layers with parameters (in order of calls, {alone}); bring perf/networks up to date"
+            f"network {network.name}: {len(profile.modules)} modules with weights, but the model has "
+            f"{len(layers)} layers with parameters ({alone}, in call order); update perf/networks"
         )
     layers_of_module = dict(zip(profile.modules, layers, strict=True))
     seconds: dict[tuple[str, Direction], float] = defaultdict(float)

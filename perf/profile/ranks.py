@@ -56,16 +56,16 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
 
 
 EXCHANGE_NOTE = (
-    "Not hidden: all-reduce without concurrent computation, including late ranks. GB/s: a rank's gradients over "
-    "the time in which at least one message is under way (of Horovod, as its timeline has it on rank 0, without "
-    "waiting and copying); of one size, a message's bytes over its own time, which others may share."
+    "Not hidden: all-reduce without concurrent computation, including waits for late ranks. GB/s: a rank's "
+    "gradients over the time in which at least one message is under way (Horovod: from rank 0's timeline, without "
+    "waiting and copying); by size: a message's bytes over its own time, which other messages may share."
 )
 _READING_NOTE = (
-    "Bytes of files as stored. Loader alone: the same number of batches of another epoch without "
-    "computation; the page cache is not dropped. Fewer steps than loading.prefetch show no wait."
+    "Bytes of files as stored. Loader alone: the same number of batches, of another epoch, read without "
+    "computation; the page cache is not dropped. With fewer steps than loading.prefetch no wait is seen."
 )
 _ON_A_GPU = (
-    " Waits are the host's: the GPU meanwhile computes what was queued before. Among the parts of a step the wait "
+    " Waits are the host's; meanwhile the GPU computes what was queued before. In the parts of a step, the wait "
     "for a batch is therefore at most the time in which no kernel ran."
 )
 

@@ -84,8 +84,8 @@ class Shown:
             return ""
         what = "streams of the device" if self.profile.gpu else "threads"
         return (
-            f"Operations ran side by side: {seconds_text(threads)} of {what} in a step of {seconds_text(step)}. "
-            f"The parts of the step are their shares of it; layers and operations have the time of their {what}."
+            f"Operations ran concurrently: {seconds_text(threads)} over {what} in a step of {seconds_text(step)}. "
+            f"Parts of the step are their shares of it; times of layers and operations are summed over {what}."
         )
 
     @property

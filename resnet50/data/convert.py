@@ -60,7 +60,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     read = [files_of(dataset, split) for split in SPLITS]
     kinds = [format_of(dataset, names) for names in read]
     if codec != "raw" and "raw" in kinds:
-        raise UserError(f"{source} has decoded pixels; convert the encoded images instead")
+        raise UserError(f"{source} contains decoded pixels; convert the encoded images instead")
     require_listed(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     sums = checksums(source, world)
@@ -272,4 +272,4 @@ def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
 def _require_no_other_files(converted: Manifest, to: Target) -> None:
     for split in SPLITS:
         if format_of(converted, files_of(converted, split)) != to:
-            raise UserError(f"{converted.root} has files of another format; choose an empty folder")
+            raise UserError(f"{converted.root} also has files in another format; choose an empty folder")

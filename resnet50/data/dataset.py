@@ -90,7 +90,9 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
             raise UserError(f"{dataset.root / name}: not a TFRecord shard; remove it")
     counts = {int(match[3]) for match in matches}
     if counts != {len(names)}:
-        raise UserError(f"{dataset.root / names[0]}: {len(names)} of {max(counts)} shards; copy the others")
+        raise UserError(
+            f"{dataset.root / names[0]}: only {len(names)} of {max(counts)} shards found; copy the others"
+        )
     return "tfrecord"
 
 
@@ -161,7 +163,7 @@ def open_splits(
             opened[split] = Shards(_extents(root, own_names, mode, world), classes)
         elif mode == "shard":
             raise UserError(
-                f"{dataset.root}: staging.mode=shard requires several files; set "
+                f"{dataset.root}: staging.mode=shard cannot divide a single file; set "
                 "staging.mode=replicate, or convert to tfrecord"
             )
         else:
@@ -181,7 +183,9 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
     class_names = set().union(dataset.facts.get("classes", ()) if in_split else (), *in_split.values())
     for split in in_split:
         for name in sorted(class_names - in_split[split]):
-            raise UserError(f"{dataset.root}: class {name} has no image in {split}; add one, or remove it")
+            raise UserError(
+                f"{dataset.root}: class {name} has no image in {split}; add one, or remove the class"
+            )
     return sorted(class_names)
 
 
@@ -208,7 +212,9 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
     counts = Counter(map(_base, names))
     for name in names:
         if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
-            raise UserError(f"{dataset.root / name} does not belong with {', '.join(sorted(expected))}")
+            raise UserError(
+                f"{dataset.root / name} must not be beside {' and '.join(sorted(expected))}; remove it"
+            )
     if kind == "raw" and len(counts) < 2:
         raise UserError(f"{dataset.root}: {PIXELS} or {INDEX} is missing; copy both")
     return kind
@@ -217,6 +223,6 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
 def _require_count(root: Path, split: Split, images: int, expected: int) -> None:
     if images != expected:
         raise UserError(
-            f"{root}: {count(images, 'image')} in {split}, {expected} {'is' if expected == 1 else 'are'} "
+            f"{root}: {count(images, 'image')} in {split}, but {expected} {'is' if expected == 1 else 'are'} "
             f"expected; set {_SWITCH[split]}={images}, or choose another data set"
         )

@@ -97,9 +97,9 @@ class Shards:
             raise UserError(f"{self.name(index)}: {error}") from error
         encoded, label = features.get(ENCODED), features.get(LABEL)
         if not isinstance(encoded, memoryview) or not isinstance(label, list) or len(label) != 1:
-            raise UserError(f"{self.name(index)} has no {ENCODED} or {LABEL}; use ImageNet shards")
+            raise UserError(f"{self.name(index)} lacks {ENCODED} or a single {LABEL}; use ImageNet shards")
         if not 1 <= label[0] <= self.classes:
-            raise UserError(f"{self.name(index)}: {LABEL} is {label[0]}, not 1 to {self.classes}")
+            raise UserError(f"{self.name(index)}: {LABEL} is {label[0]}, expected 1 to {self.classes}")
         return np.frombuffer(encoded, np.uint8), label[0] - 1
 
     def name(self, index: int) -> str:
@@ -134,7 +134,9 @@ class Lmdb:
         except (KeyError, ValueError, IndexError) as error:
             raise UserError(f"{self.name(index)}: not a Caffe Datum ({error!r}); {_REMEDY}") from error
         if not encoded:
-            raise UserError(f"{self.name(index)}: a Datum of raw pixels; only encoded images are supported")
+            raise UserError(
+                f"{self.name(index)}: a Datum with raw pixels, but only encoded images are supported"
+            )
         _require_class(label, self.classes, self.name(index))
         return data, label
 
@@ -156,11 +158,11 @@ class Raw:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: {PIXELS} or {INDEX} cannot be read ({reason}); {_REMEDY}") from error
         if not isinstance(self.index, np.ndarray):
-            raise UserError(f"{folder / INDEX}: an archive, not int64 [images, 4]; {_REMEDY}")
+            raise UserError(f"{folder / INDEX}: an archive instead of an int64 array [images, 4]; {_REMEDY}")
         if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
-            raise UserError(f"{folder / INDEX}: not int64 [images, 4]; {_REMEDY}")
+            raise UserError(f"{folder / INDEX}: not an int64 array [images, 4]; {_REMEDY}")
         if (self.index[:, :3] > (size, _MAX_SIDE, _MAX_SIDE)).any():  # before a product can overflow
-            raise UserError(f"{folder / INDEX} has images beyond the {size} bytes of {PIXELS}; {_REMEDY}")
+            raise UserError(f"{folder / INDEX} lists images beyond the {size} bytes of {PIXELS}; {_REMEDY}")
         offset, height, width, label = self.index.T
         end = int((offset + 3 * height * width).max(initial=0))
         if size != end or (self.index[:, :3] < (0, 1, 1)).any():
@@ -187,4 +189,4 @@ class Raw:
 
 def _require_class(label: int, classes: int, name: str) -> None:
     if not 0 <= label < classes:
-        raise UserError(f"{name}: label {label} is outside the {classes} classes, 0 to {classes - 1}")
+        raise UserError(f"{name}: label {label} is not one of the {classes} classes, 0 to {classes - 1}")

@@ -68,7 +68,9 @@ def _require_plausible(data: Bytes) -> None:
     height, width = size_of(data)
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
-        raise BrokenImage(f"not a readable image ({len(data)} bytes, a header of {height} x {width} pixels)")
+        raise BrokenImage(
+            f"not a readable image ({len(data)} bytes cannot encode the {height} x {width} pixels of its header)"
+        )
 
 
 def _frame_size(data: Bytes) -> tuple[int, int] | None:

@@ -167,7 +167,7 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
             )
         if in_use and staged["mode"] != _MODE:
             raise UserError(
-                f"{target}: another run uses this data set unpacked in this folder; choose another --stage"
+                f"{target}: another run uses this folder with the same data set unpacked; choose another --stage"
             )
         if in_use:
             return True

@@ -101,7 +101,7 @@ class Reader:
                 if self.draw is None:
                     return Sample(LEFT_OUT, total, tuple(broken))
                 if len(broken) == len(self.images):
-                    raise UserError(f"{broken[0]}; no readable images left") from error
+                    raise UserError(f"{broken[0]}; no readable images are left") from error
                 index = (index + 1) % len(self.images)
 
     def named(self, index: int, error: Exception) -> BrokenImage:

@@ -53,7 +53,9 @@ def _checked(data: Data) -> Simulation:
     if data.simulation is None:
         raise UserError("ImageNet cannot be generated; see docs/reference/data_resnet50.md")
     if data.simulation.classes > min(data.train_samples, data.eval_samples):
-        raise UserError(f"data.simulation.classes {data.simulation.classes} exceeds the images per split")
+        raise UserError(
+            f"data.simulation.classes {data.simulation.classes} exceeds the number of images in a split"
+        )
     return data.simulation
 
 

@@ -26,12 +26,12 @@ def print_acceptance(accepted: Acceptance, console: Console) -> None:
     for tier in dict.fromkeys(job.tier for job in tender.jobs.values()):
         say(console, f"tier {tier}: {TIERS[tier]}")
     print_table(_bandwidths(accepted), console)
-    say(console, "bandwidths of a node: required at the accelerators' peak, files at the predicted rate / offered "
+    say(console, "bandwidths per node, required / offered: samples at the accelerators' peak, files as predicted "
                  "(Ibrahim et al. 2021, section VII)")  # fmt: skip
     for each in accepted.jobs:
         if each.verdict not in ("passes", "fails"):
             time = each.times.get("predicted")
-            hours = f"  # about {digits(time.seconds * time.nodes / 3600)} node hours a run" if time else ""
+            hours = f"  # about {digits(time.seconds * time.nodes / 3600)} node hours per run" if time else ""
             say(console, f"to run: {each.command}{hours}")
     say(console, "improvement: geometric mean of c · U · S with U = (n_ref / n) · (N / N_ref) and S = t_ref / t "
                  "≥ 1 (NERSC, Scalable System Improvement)")  # fmt: skip

@@ -33,7 +33,9 @@ def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptanc
     archive's path and the digest of its manifest. Raises UserError."""
     name = tender_file.stem
     if not NAME.fullmatch(name):
-        raise UserError(f"{tender_file}: name it with letters, digits, '-' and '_', as the archive will be")
+        raise UserError(
+            f"{tender_file}: the archive takes this name, so use only letters, digits, '-' and '_'"
+        )
     beside = tender_file.parent / read(tender_file)[0].system.machine
     with aside(out) as part, as_user_error(out, "cannot be written", "free some space"):
         tree = part / name
@@ -69,8 +71,8 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
         pairs = zip_longest(stated.splitlines(), found.splitlines(), fillvalue="")
         for one, other in pairs:
             if one != other:
-                changed = f"{FIGURES} has {printable(one.strip(' ,'))}, computed again {other.strip(' ,')}"
-                raise UserError(f"{archive}: {changed}; it was changed, or is of another version")
+                changed = f"{FIGURES} has {printable(one.strip(' ,'))}, recomputed {other.strip(' ,')}"
+                raise UserError(f"{archive}: {changed}; it was edited, or written by another version")
         return accepted
 
 

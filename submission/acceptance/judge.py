@@ -196,7 +196,9 @@ def _of_job(job: Job, run: Run, nodes: int, sets: Sequence[SetCheck]) -> SetChec
     nearest = distances[min(distances)] if distances else [None]
     if len(nearest) > 1:
         paths = few([str(each.results.path) for each in nearest if each], 3)
-        raise UserError(f"{count(len(nearest), 'set')} of {job.benchmark} of one size: {paths}; leave one")
+        raise UserError(
+            f"{job.benchmark} has {count(len(nearest), 'set')} of the same size ({paths}); keep one"
+        )
     return nearest[0]
 
 
@@ -211,7 +213,7 @@ def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: P
     size."""
     where = checked.results.path.relative_to(root).as_posix()
     if not isinstance(checked.score, Strong) or checked.score.minutes is None:
-        raise UserError(f"{where}: no score: {checked.score.why}")
+        raise UserError(f"{where} has no score: {checked.score.why}")
     size, batch = _logged(checked, "number_of_nodes"), _logged(checked, "global_batch_size")
     if size is None or batch is None:
         raise UserError(f"{where}: its logs lack number_of_nodes or global_batch_size")

@@ -71,11 +71,13 @@ class Job(_Table):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if (self.nodes is None) == (self.fraction is None):
-            raise ValueError("give either nodes or fraction")
+            raise ValueError("set either nodes or fraction")
         if self.required_improvement and not self.reference:
-            raise ValueError("required_improvement needs a reference")
+            raise ValueError("required_improvement requires a reference")
         if self.tier != "closed" and not self.changes:
-            raise ValueError(f"tier {self.tier} needs changes: what differs from the closed division")
+            raise ValueError(
+                f"tier {self.tier} requires changes, which describes what differs from the closed division"
+            )
         return self
 
     @property
@@ -125,11 +127,13 @@ def read(path: Path) -> tuple[Tender, Machine]:
     for name, job in tender.jobs.items():
         try:
             if tender.nodes_of(job) > tender.system.nodes:
-                raise UserError(f"{job.nodes} of {tender.system.nodes} nodes; lower nodes")
+                raise UserError(
+                    f"nodes={job.nodes} exceeds the system's {tender.system.nodes} nodes; lower it"
+                )
             _ = job.run, job.reference and job.published
         except UserError as error:
             raise UserError(f"{at_line(path, text, f'jobs.{name}')}: {error}") from None
     named = tender.system.machine
     if Path(named).name != named:
-        raise UserError(f"{path}: machine {named!r}: a machine file must be beside the tender")
+        raise UserError(f"{path}: machine file {named!r} must be in the tender's own folder")
     return tender, machine(str(path.parent / named) if named.endswith(".toml") else named)

@@ -134,7 +134,9 @@ class _Bounded(io.RawIOBase):
     def _require_bounded(self, position: int) -> None:
         if position > self._limit:
             size = binary_text(self._limit)
-            raise UserError(f"{self._archive} expands to more than {size}; it was not written by mlhpc pack")
+            raise UserError(
+                f"{self._archive} expands to more than {size}, so it was not written by mlhpc pack"
+            )
 
 
 def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
@@ -144,7 +146,9 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
         path = PurePosixPath(member.name)
         foreign = not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts
         if foreign or len(path.parts) > MOST_PARTS or not member.name.isprintable():
-            raise UserError(f"{archive} has {shown(member.name)}, not part of a submission; do not use it")
+            raise UserError(
+                f"{archive} contains {shown(member.name)}, which is not part of a submission; do not use it"
+            )
         if not sums:
             org, sums = _checksums(tar, member, archive)
             (part / member.name).write_text("".join(f"{v}  {n}\n" for n, v in sums.items()), "utf-8")
@@ -153,7 +157,7 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
             raise UserError(f"{archive} is damaged: {member.name!r} has no checksum; obtain it again")
         (part / path).parent.mkdir(parents=True, exist_ok=True)
         if _write(tar, member, part / path) != sums[member.name]:
-            raise UserError(f"{archive} is damaged: {member.name!r} has another checksum; obtain it again")
+            raise UserError(f"{archive} is damaged: the checksum of {member.name!r} differs; obtain it again")
         (part / path).chmod(member.mode & 0o755)
     missing = [name for name in sums if not (part / name).is_file()]
     if missing or not sums:
@@ -170,12 +174,14 @@ def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> 
     org = member.name.removesuffix(CHECKSUMS)
     stream = tar.extractfile(member)
     if org == member.name or not NAME.fullmatch(org) or stream is None or member.size > LARGEST_READ:
-        raise UserError(f"{archive} does not start with checksums: it was not written by mlhpc pack")
+        raise UserError(f"{archive} does not start with checksums, so it was not written by mlhpc pack")
     sums: dict[str, str] = {}
     for line in stream.read(LARGEST_READ).decode("utf-8").removesuffix("\n").split("\n"):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if not match or not match[2].startswith(f"{org}/") or match[2] in sums:
-            raise UserError(f"{archive} is damaged: it has the checksum {line[:100]!r}; obtain it again")
+            raise UserError(
+                f"{archive} is damaged: {line[:100]!r} is not a valid checksum line; obtain it again"
+            )
         sums[match[2]] = match[1]
     if not sums:
         raise UserError(f"{archive} is incomplete: it is empty; obtain it again")

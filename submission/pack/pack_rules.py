@@ -97,7 +97,7 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
     for label in sorted(formats):
         if "lossy" in label:
             remedy = "allowed in the open division; state it in the description"
-            expected = "data without loss"
+            expected = "lossless data"
             yield Finding("pack/codec", "warning", "result.json", expected, f"data by {label}", remedy)
 
 

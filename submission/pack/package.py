@@ -137,10 +137,10 @@ def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
     for path in (*paths, *weak):
         for results in result_sets(path):
             if results.is_tree:
-                raise UserError(f"{path} is already a submission tree: check it with mlhpc check")
+                raise UserError(f"{path} is already a submission tree; check it with mlhpc check")
             for log in results.log_paths:
                 if earlier := sources.get(log.resolve()):
-                    raise UserError(f"{log} is given twice ({earlier} and {path}); list every run once")
+                    raise UserError(f"{log} is listed twice, in {earlier} and {path}; list every run once")
                 sources[log.resolve()] = path
             metric: Metric = "weak" if path in weak else results.metric
             groups.setdefault((results.benchmark, metric), []).append(results)
@@ -191,7 +191,7 @@ def _throughput_chosen(
         )
         findings += [
             Finding("pack/left-out", "warning", str(path), "an instance that converged", dropped[path].why,
-                    "not packed, because pruned logs must comply too")
+                    "not packed, because pruned logs must also comply")
             for path in failed
         ]  # fmt: skip
         # The time of such an instance is unknown: excluding it must be the submitter's decision.
@@ -204,8 +204,8 @@ def _throughput_chosen(
         ]  # fmt: skip
     without_strong = {r.benchmark for r in sets} - {r.benchmark for r in sets if r.metric == "strong"}
     findings += [
-        Finding("pack/throughput", "warning", benchmark, "a time to solution with the throughput", "none",
-                "throughput may not be reported alone (MLPerf HPC training rules 3.0): pack both")
+        Finding("pack/throughput", "warning", benchmark, "a time to solution besides the throughput", "none",
+                "pack both: throughput may not be reported alone (MLPerf HPC training rules 3.0)")
         for benchmark in sorted(without_strong)
     ]  # fmt: skip
     return chosen, findings
@@ -213,7 +213,9 @@ def _throughput_chosen(
 
 def _require_name(org: str) -> None:
     if not NAME.fullmatch(org) or len(org.encode()) > LONGEST_NAME:
-        raise UserError(f"--org {shown(org)} must be up to {LONGEST_NAME} letters, digits, spaces, . _ + -")
+        raise UserError(
+            f"--org {shown(org)} must have at most {LONGEST_NAME} characters: letters, digits, spaces, . _ + -"
+        )
 
 
 def _system_name(fields: dict[str, Any], path: Path) -> str:
@@ -222,7 +224,9 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
     if not name:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
     if len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"{path}: system_name, a folder name, has more than {LONGEST_NAME} bytes; shorten it")
+        raise UserError(
+            f"{path}: system_name exceeds {LONGEST_NAME} bytes, too long for a folder name; shorten it"
+        )
     return name
 
 
@@ -232,14 +236,16 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str | None) -> None:
         entry = registry.find_logged(benchmark)
         if entry is None or entry.mlperf_name is None:
             names = ", ".join(b.mlperf_name for b in registry.benchmarks().values() if b.mlperf_name)
-            raise UserError(f"no submission of {benchmark or 'an unknown benchmark'}: benchmarks are {names}")
+            raise UserError(
+                f"{benchmark or 'an unknown benchmark'} cannot be submitted; benchmarks are {names}"
+            )
     for rules in {rules_of(benchmark, ruleset) for benchmark in benchmarks}:
         if not exist(rules):
             raise UserError(f"no rules {rules.replace('_', ' ')} in mlperf-logging; choose another --ruleset")
     if len({rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
-        raise UserError(f"{' and '.join(benchmarks)} are of HPC and Training; pack them separately")
+        raise UserError(f"{' and '.join(benchmarks)} belong to HPC and to Training; pack them separately")
     if any(r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets):
-        raise UserError("Training has no throughput metric: pack without --weak")
+        raise UserError("Training has no throughput metric; omit --weak")
 
 
 def _build(

@@ -64,8 +64,8 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
     result, config = run.result, run.config
     if result is None or config is None or not result.epochs or not result.ranks:
         if problem := dict(run.problems).get("config.toml"):
-            raise UserError(f"{run.path / 'config.toml'}: {problem}; --machine needs the run's settings")
-        raise UserError(f"{run.path}: --machine needs a run with epochs in result.json and its config.toml")
+            raise UserError(f"{run.path / 'config.toml'}: {problem}; --machine requires the run's settings")
+        raise UserError(f"{run.path}: --machine requires a run with config.toml and epochs in result.json")
     nodes = result.nodes or 1
     facts = {**machine.facts, "accelerator.per_node": max(1, result.ranks // nodes)}
     staging = result.staging

@@ -66,10 +66,12 @@ def report_on(
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
-            raise UserError("--predict requires several runs: pass their folder, or several paths")
+            raise UserError(
+                "--predict requires several runs; pass the folder that contains them, or several paths"
+            )
         return report(first, console, out=out, machine=machine, change=change)
     if machine or change:
-        raise UserError(f"--{'machine' if machine else 'what-if'} requires a single run: pass its folder")
+        raise UserError(f"--{'machine' if machine else 'what-if'} requires a single run; pass its folder")
     if out:
         _refuse_inside(out, paths)
         require_new(out)

@@ -228,7 +228,7 @@ def _staging(result: Result) -> Facts:
     how = ", once: nodes forwarded files to each other" if staging.read_once else ""
     if staging.overlapped:
         how = " by staging; training read more during the copy"
-        first = f"read staged files, or the source until a file was staged; waited {waited} at its end"
+        first = f"read each file at its source until it was staged; waited {waited} at the end"
     else:
         first = "read the staged files"
     words: dict[str, dict[bool | None, str]] = {

@@ -130,8 +130,8 @@ def slow_ranks(run: RunDirectory) -> str:
     waits = result.data_wait
     if waits is None or waits.of != "all ranks":
         seconds = waits.train_s if waits else sum(e.data_wait_s or 0.0 for e in result.epochs)
-        why = "an earlier version recorded no other" if waits is None else "the run was aborted"
-        only = f"of rank 0 only, since {why}; its steps contain waiting for the others' data"
+        why = "earlier versions recorded no others" if waits is None else "the run was aborted"
+        only = f"of rank 0 only, because {why}; its steps include waiting for other ranks' data"
         return f"{duration_text(seconds)} in training, {only}"
     whole = waits.train_s + waits.eval_s
     if not whole > _SLIGHT * sum(part.seconds or 0.0 for part in parts(run)):

@@ -203,7 +203,7 @@ def score_weak(
     elif scale is None:
         why = "no instance scale: number_of_nodes and accelerators_per_node are missing in some logs"
     elif len(kept) < runs_needed:
-        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} that count; {runs_needed} are required"
+        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} to score, but {runs_needed} are required"
     if why:
         return Weak(total_scale, scale, len(kept), None, None, tuple(runs), why)
     intervals = [log.run for log in kept if log.run]

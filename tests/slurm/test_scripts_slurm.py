@@ -100,7 +100,7 @@ def test_a_requeued_campaign_continues_and_keeps_its_output(jobs):
     jobs.wait_for_epoch(jobs.out / "run_01" / "run.log")
     jobs.slurm.run("scancel", job)
     jobs.wait_for_end(job)
-    assert jobs.output().count("run_01 of 1 starts") == 2, jobs.output()
+    assert jobs.output().count("starting run_01 of 1") == 2, jobs.output()
     assert statuses(jobs.out / "run_01" / "run.log") == ["aborted"]
     assert jobs.staged() == []
 
@@ -146,7 +146,7 @@ def test_instances_that_do_not_fit_into_the_job_are_refused(jobs):
     job = jobs.submit("campaign", "--instances", 4, "--runs", 4)
     jobs.wait_for_end(job)
     assert jobs.state(job) == "FAILED"
-    assert "--instances 4 of 1 rank exceed this job's 2 tasks on 2 nodes" in jobs.output()
+    assert "4 instances of 1 rank exceed this job's 2 tasks on 2 nodes" in jobs.output()
     assert not jobs.out.exists()
 
 

@@ -65,8 +65,8 @@ def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None,
     ``stated`` one, which the data set's manifest names (None: the manifest names none)."""
     codec = find(encoded.codec, codecs, where)
     if codec.name != stated:
-        by = f"by {stated!r}" if stated else "by no codec"
-        raise UserError(f"{where}: encoded by {codec.name!r}, by the manifest {by}; convert it again")
+        by = f"codec {stated!r}" if stated else "no codec"
+        raise UserError(f"{where}: encoded by {codec.name!r}, but the manifest states {by}; convert it again")
     return codec
 
 
@@ -76,5 +76,5 @@ def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path)
     codec = find(str(stated.get("codec")), codecs, where)
     if stated.get("lossy") is not codec.lossy:
         raise UserError(
-            f"{where}: lossy is {stated.get('lossy')}, which is not codec {codec.name}'s; convert it again"
+            f"{where}: lossy={stated.get('lossy')} does not match codec {codec.name}; convert the data set again"
         )

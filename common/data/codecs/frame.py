@@ -83,11 +83,11 @@ class Frame:
     def require(self, codec: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
         """Raise UserError unless this sample was encoded by ``codec`` from an array of this type and shape."""
         if self.codec != codec:
-            raise UserError(f"{self.where}: encoded by {self.codec!r}, expected {codec!r}")
+            raise UserError(f"{self.where}: encoded by codec {self.codec!r}, expected {codec!r}")
         if self.dtype != np.dtype(dtype) or self.shape != shape:
             raise UserError(
                 f"{self.where}: holds {self.dtype.name} {list(self.shape)}, expected {np.dtype(dtype).name} "
-                f"{list(shape)}; the preset's data.sample_shape is not that of this data set"
+                f"{list(shape)}; the preset's data.sample_shape does not match this data set"
             )
 
 
@@ -131,7 +131,7 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
         raise refuse("truncated in the header", len(view))
     _, version, axes, count, codec, dtype, *extents = _HEAD.unpack_from(view)
     if version != _VERSION:
-        raise UserError(f"{name}: version {version} of the format, this is {_VERSION}; {_REMEDY}")
+        raise UserError(f"{name}: format version {version}, but only {_VERSION} is supported; {_REMEDY}")
     end = HEAD_BYTES + _SECTION.size * count
     if count > _MOST_SECTIONS or len(view) < end:
         raise refuse(f"truncated in the list of {count} sections", min(len(view), end))

@@ -126,7 +126,7 @@ def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
     try:
         size = zstd.frame_content_size(data)
         if not 0 <= size <= most:
-            raise frame.error(f"says that it holds {size} bytes, at most {most} are expected", section)
+            raise frame.error(f"claims to hold {size} bytes, expected at most {most}", section)
         content: bytes = zstd.ZstdDecompressor().decompress(
             data, max_output_size=size, allow_extra_data=False
         )
@@ -182,7 +182,7 @@ def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``,
     which the caller must verify. Raises UserError for other values."""
     if not np.isfinite(plane).all():
-        raise UserError("sz3 keeps finite values only; take another codec")
+        raise UserError("sz3 supports only finite values; use another codec")
     pysz = load("pysz", "pysz")
     config = pysz.szConfig()
     config.errorBoundMode, config.absErrorBound = pysz.szErrorBoundMode.ABS, float(tolerance)

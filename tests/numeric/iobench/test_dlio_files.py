@@ -170,7 +170,7 @@ def test_another_workload_is_refused_and_nothing_overwritten(tmp_path, kind, cap
     before = {file: file.read_bytes() for file in sorted(data.glob("train/*"))}
     assert run(path, data, tmp_path / "out") == 2
     assert main(["io", "generate", path, "--data", str(data), "--workers", "1"]) == 2
-    assert "the data of another workload" in capsys.readouterr().err
+    assert "bytes, not the workload's" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in sorted(data.glob("train/*"))} == before
 
 
@@ -178,7 +178,7 @@ def test_files_of_another_number_are_used_as_a_part_or_refused(tmp_path, capsys)
     path, samples = yaml(tmp_path, "npz")
     dlio_set(tmp_path / "more", "npz", samples, files=6)
     assert run(path, tmp_path / "more", tmp_path / "out") == 0
-    assert "of 6 files the first 4 are used" in capsys.readouterr().err
+    assert "only the first 4 of 6 files are used" in capsys.readouterr().err
     dlio_set(tmp_path / "fewer", "npz", samples, files=3)
     assert run(path, tmp_path / "fewer", tmp_path / "other") == 2
     assert "3 of 4 files" in capsys.readouterr().err

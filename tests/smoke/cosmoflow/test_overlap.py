@@ -52,4 +52,4 @@ def test_instances_that_share_a_stage_neither_overlap_nor_exchange_it(
     )
     chosen = [word for setting in settings for word in ("--set", setting)]
     done = mlhpc("campaign", "cosmoflow", "--preset", "smoke", *words, *chosen)
-    assert done.returncode == 2 and "instances share a stage" in done.stderr
+    assert done.returncode == 2 and "concurrent runs share a staging folder" in done.stderr

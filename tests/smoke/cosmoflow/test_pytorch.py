@@ -141,7 +141,10 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     for changed, said in [
         (["training.weights=none.safetensors"], "does not exist"),
         ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as safetensors"),
-        ([f"training.weights={tmp_path}/nan.safetensors"], "conv0/bias is not finite float32"),
+        (
+            [f"training.weights={tmp_path}/nan.safetensors"],
+            "conv0/bias has values that are not finite float32",
+        ),
         ([f"training.weights={tmp_path}/bf16.safetensors"], "cannot be read as safetensors"),
         ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel has shape"),
         ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),

@@ -45,7 +45,7 @@ def test_the_record_of_a_run(one_rank):
 
 def test_weights_load_into_the_network(one_rank, tmp_path):
     done = mlhpc("weights", one_rank, "--out", tmp_path / "w.safetensors")
-    assert done.returncode == 0 and "after epoch 3" in done.stdout, done.stderr
+    assert done.returncode == 0 and "as of epoch 3" in done.stdout, done.stderr
     weights = load_file(tmp_path / "w.safetensors")
     run = load_settings(one_rank / "config.toml", "deepcam")
     network = build_model(run.network, channels=16)

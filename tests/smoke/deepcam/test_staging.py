@@ -23,7 +23,7 @@ def packed(climate, tmp_path_factory):
     out = tmp_path_factory.mktemp("packed") / "data"
     done = mlhpc("data", "convert", "deepcam", climate, out, "--codec", "plain", "--archive", "4")
     assert done.returncode == 0, done.stderr
-    assert "by plain, 4 to an archive" in done.stdout
+    assert "as plain, 4 per archive" in done.stdout
     return out
 
 

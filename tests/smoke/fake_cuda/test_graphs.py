@@ -85,13 +85,15 @@ def test_auto_trains_either_way_as_the_log_says(sets, tmp_path, ranks):
         assert decided(done, rank) == (replayed, why) and (why == "") == replayed
         assert bool(done.counted(rank).get("graphs")) == replayed
         assert done.total(rank)["graphs"]["captured"] == 2
-    assert (f"training.cuda_graphs=auto: steps run eagerly, since {why}" in done.said) == (not replayed)
+    assert (f"training.cuda_graphs=auto: steps run eagerly, because {why}" in done.said) == (not replayed)
 
 
 def test_accumulated_gradients_run_eagerly_and_say_why(sets, tmp_path):
     chosen = ("training.cuda_graphs=auto", "hyperparameters.gradient_accumulation_frequency=2")
     done = on_device(tmp_path, sets["deepcam"], "deepcam", *chosen)
-    assert "graphs" not in done.total() and "steps run eagerly, since gradients are accumulated" in done.said
+    assert (
+        "graphs" not in done.total() and "steps run eagerly, because gradients are accumulated" in done.said
+    )
 
 
 def test_a_rank_that_is_killed_while_ranks_replay_is_named(sets, tmp_path):

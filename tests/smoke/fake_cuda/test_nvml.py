@@ -43,7 +43,7 @@ def test_a_counter_that_wraps_and_a_device_that_falls_off_the_bus_are_no_figures
     wraps = COUNTS | {"devices": 1, "energy_wraps_at": 2000 * late}  # millijoules
     done = on_device(tmp_path / "wraps", sets["deepcam"], "deepcam", changes=wraps)
     used = done.result()["energy"]["accelerators"]
-    assert not used["joules"] and "GPU 0 was reset: from" in used["problems"][0]
+    assert not used["joules"] and "GPU 0 was reset: it went from" in used["problems"][0]
 
     falls = COUNTS | {"nvml_lost_device": 1, "nvml_lost_after": late}
     done = on_device(tmp_path / "falls", sets["deepcam"], "deepcam", changes=falls)

@@ -111,8 +111,8 @@ def test_the_page_cache_is_emptied_or_left_as_asked(place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "dataset.files=13"], "has the data of another workload: files is 12, not 13"),
-        (["--set", "reader.batch_size=13"], "a batch of 13 from 12 samples"),
+        (["--set", "dataset.files=13"], "has data for another workload (files is 12, not 13)"),
+        (["--set", "reader.batch_size=13"], "reader.batch_size 13 exceeds the 12 samples"),
         (["--set", "reader.batchsize=1"], "did you mean 'reader.batch_size'?"),
         (["--ranks", "13"], "12 files are too few for 13 ranks"),
         (["--cache", "cold"], "no cache 'cold'"),
@@ -267,21 +267,21 @@ def test_checkpoints_alone_are_written_and_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--set", "reader.batch_size=12"], "epochs have 1 step, 1 of which the metric excludes"),
+        (["--set", "reader.batch_size=12"], "the metric excludes 1 step, but epochs have at most 1"),
         (["--set", "train.computation=0"], "steps have no computation (train.computation)"),
     ],
 )
 def test_where_there_is_no_utilisation_a_line_says_why(place, tmp_path, words, reason):
     done = run(place, tmp_path / "out", *words, "--null-steps", 0)
     assert done.returncode == 0, done.stderr
-    assert f"accelerator utilisation: none: {reason}" in " ".join(done.stdout.split())
+    assert f"accelerator utilisation: not defined, since {reason}" in " ".join(done.stdout.split())
 
 
 def test_a_run_is_held_to_the_rules(place, tmp_path):
     run(place, tmp_path / "out", "--null-steps", 0)
     done = mlhpc("io", "check", tmp_path / "out", "--memory", "1 GB")
     assert done.returncode == 1
-    assert "5 times are required" in done.stdout and "1 runs, 5 are required" in done.stdout
+    assert "5 times are required" in done.stdout and "1 runs, but 5 are required" in done.stdout
     nothing = mlhpc("io", "check", place, "--memory", "1 GB")
     assert nothing.returncode == 2 and "no result.json" in nothing.stderr
 
@@ -306,6 +306,9 @@ def test_a_workload_that_generates_data_runs_in_an_empty_folder(tmp_path):
         assert done.returncode == 0, done.stderr
         assert ("data/io-tiny: generating 6 files, about" in done.stderr) is generated
         assert (
-            done.stderr.count("without effect here: framework, reader.batchsize (DLIO has no such key") == 1
+            done.stderr.count(
+                "these keys have no effect here: framework, reader.batchsize (DLIO has no such key"
+            )
+            == 1
         )
         assert json.loads((tmp_path / f"out{number}/result.json").read_text())["samples"] == 6

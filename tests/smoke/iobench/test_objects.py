@@ -102,7 +102,7 @@ def test_null_storage_tells_the_store_from_the_rest(served, tmp_path):
     done = mlhpc("run", workload, *agreed(server), "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (
-        "GET requests after 24 HEAD requests; the activity of the store's devices and caches is not known"
+        "GET requests after 24 HEAD requests; the activity of the store's devices and caches is unknown"
         in " ".join(done.stdout.split())
     )
     assert "with the data in memory" in done.stdout
@@ -136,9 +136,9 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
     [
         (["--set", "reader.direct=true"], "reader.direct requires a folder"),
         (["--cache", "warm"], "there is no page cache to fill"),
-        (["--data", "s3://bucket/other"], "s3://bucket/other: not a data set of mlhpc io"),
-        (["--data", "s3://"], "s3://: names no bucket"),
-        (["--set", "dataset.files=13"], "has the data of another workload: files is 12, not 13"),
+        (["--data", "s3://bucket/other"], "s3://bucket/other: not a data set made by mlhpc io"),
+        (["--data", "s3://"], "s3://: no bucket in this URL"),
+        (["--set", "dataset.files=13"], "has data for another workload (files is 12, not 13)"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_nothing(served, tmp_path, words, message):
@@ -158,5 +158,5 @@ def test_without_the_users_word_no_request_goes_to_the_server_of_a_workload(serv
             mlhpc("run", workload, "--out", tmp_path / "out", *words),
             mlhpc("generate", workload, *words),
         ):
-            assert refused.returncode == 2 and "if you agree, add --" in refused.stderr
+            assert refused.returncode == 2 and "to accept it, add --" in refused.stderr
     assert len(server.requests) == begin and not (tmp_path / "out").exists()

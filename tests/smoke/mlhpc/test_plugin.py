@@ -87,7 +87,7 @@ def test_runs_of_it_start_in_the_folder_above_a_clone(installed, data, tmp_path)
 def test_a_corrected_command_may_use_the_folder_of_one_that_could_not_stage(installed, data, tmp_path):
     words = ["run", "blobs", "--data", data, "--out", tmp_path / "out", "--stage"]
     failed = mlhpc(*words, data / "inside", env=installed)
-    assert failed.returncode == 2 and "inside the data set itself" in failed.stderr
+    assert failed.returncode == 2 and "inside the data set to be staged" in failed.stderr
     assert result(tmp_path / "out")["status"] == "aborted", "until then the record says why"
     done = mlhpc(*words, tmp_path / "stage", env=installed)
     assert done.returncode == 0 and result(tmp_path / "out")["status"] == "success", done.stderr

@@ -74,7 +74,7 @@ def test_a_run_in_slabs_learns_what_one_of_whole_volumes_learns(installed, data,
     assert slabs[1::2] == pytest.approx(whole[1::2], abs=0.01)  # rounding decides voxels of near equal logits
     assert mlhpc("report", tmp_path / "slabs", env=installed).returncode == 0
     weights = mlhpc("weights", tmp_path / "whole", "--out", tmp_path / "w.safetensors", env=installed)
-    assert weights.returncode == 0 and "after epoch 2" in weights.stdout, weights.stderr
+    assert weights.returncode == 0 and "as of epoch 2" in weights.stdout, weights.stderr
 
 
 @pytest.mark.parametrize(

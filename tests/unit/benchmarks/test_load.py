@@ -74,7 +74,7 @@ def test_set_changes_one_key_and_leaves_the_rest():
         ("smoke", ["hyperparameters.global_batch_size=many"], "hyperparameters.global_batch_size"),
         ("smoke", ["hyperparameters.opt_learning_rate_warmup_factor=0"], "greater than 0"),
         ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must be increasing"),
-        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "a factor for each boundary"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor per boundary"),
     ],
 )
 def test_a_mistyped_setting_is_a_one_line_error_with_a_hint(preset, settings, said):
@@ -122,7 +122,7 @@ def test_config_toml_without_a_framework_uses_the_default():
     [
         (None, "No such file"),
         ("benchmark = ", "invalid TOML"),
-        ('benchmark = "deepcam"', "is a configuration of 'deepcam', not of cosmoflow"),
+        ('benchmark = "deepcam"', "this configuration is for 'deepcam', not for cosmoflow"),
         ('benchmark = "cosmoflow"\nseed = 3', "config.toml"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_recommendation_is_applied_to_a_run_of_the_suite(tmp_path, stand_ins):
         foreign = made(tmp_path, {"reader.threads": ["8"], key: ["none"]}, "deepcam")
         with pytest.raises(UserError, match=f"no counterpart of {key}=none"):
             require_counterparts(foreign, tmp_path / "data")
-    with pytest.raises(UserError, match="no counterpart of the workload"):
+    with pytest.raises(UserError, match="no counterpart of workload"):
         require_counterparts(made(tmp_path, {}), tmp_path / "data")
 
 
@@ -114,8 +114,8 @@ def test_a_recommended_compression_is_that_of_the_files_that_the_run_reads(tmp_p
     [
         ("{}", None),  # the published files: GZIP, and mlhpc data index found no more
         ('{"codec": "gzip", "gzip": true}', None),
-        ('{"gzip": false}', "must have GZIP TFRecord"),
-        ('{"codec": "lut"}', "must have GZIP TFRecord"),
+        ('{"gzip": false}', "must contain GZIP TFRecord"),
+        ('{"codec": "lut"}', "must contain GZIP TFRecord"),
         ('{"gzip": true, "samples_per_archive": 4}', "in archives"),
     ],
 )

@@ -233,5 +233,5 @@ def test_a_run_in_a_batch_job_of_several_tasks_without_srun_is_warned(capsys, mo
     monkeypatch.setenv("SLURM_NTASKS", "16")
     warn_of_launcher(ranks)
     said = capsys.readouterr().err
-    line = "mlhpc: warning: a single rank in a job of 16 tasks (SLURM_NTASKS); start it with srun\n"
+    line = "mlhpc: warning: only one rank in a job of 16 tasks (SLURM_NTASKS); start with srun\n"
     assert said == line * warned

@@ -154,7 +154,7 @@ def test_instances_that_share_a_node_do_not_bind_to_the_same_list(
     monkeypatch.setenv("MLHPC_BIND", bind)
     site.run("--instances", str(instances), "--runs", "2")
     assert {call["bind"] for call in site.calls()} == {own}
-    assert ("share one run unbound" in capsys.readouterr().out) == (own == "none")
+    assert ("share a node run unbound" in capsys.readouterr().out) == (own == "none")
 
 
 def test_instances_with_nodes_of_their_own_are_bound(tmp_path):

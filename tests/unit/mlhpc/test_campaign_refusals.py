@@ -123,7 +123,7 @@ def test_a_closed_campaign_without_a_submitter_warns_before_its_first_run(site, 
     assert site.run("--preset", "closed", "--runs", "2") == 1
     output = capsys.readouterr().out
     for key in ("submission.org", "submission.platform"):
-        assert output.index(f"{key}: the submitter's, not unnamed") < output.index("run_01 of 2 starts")
+        assert output.index(f"{key}: the submitter's, not unnamed") < output.index("starting run_01 of 2")
     named = ["--set", "submission.org=Lab", "--set", "submission.platform=Cluster"]
     site.run("--preset", "closed", "--runs", "2", *named, "--out", site.folder / "named")
     assert "unnamed" not in capsys.readouterr().out

@@ -183,7 +183,7 @@ def test_the_command_line_has_exactly_these_options():
         (["tune", "cosmflow"], "did you mean 'cosmoflow'"),
         (
             ["tune", "cosmoflow", "--batch", "99999"],
-            "--batch 99999: a batch of 99999 is larger than the 16384",
+            "--batch 99999: a batch of 99999 exceeds the 16384",
         ),
         (["rules", "cosmoflo"], "did you mean 'cosmoflow'"),
         (["rules", "cosmoflow", "--ruleset", "0.7.0"], "choose from 1.0.0, 2.0.0, 3.0.0"),
@@ -205,7 +205,7 @@ def test_the_command_line_has_exactly_these_options():
             ["data", "convert", "cosmoflow", "nowhere", "out", "--max-error", "1"],
             "--max-error is for deepcam",
         ),
-        (["data", "convert", "resnet50", "nowhere", "out"], "needs --codec tfrecord, lmdb, raw"),
+        (["data", "convert", "resnet50", "nowhere", "out"], "requires --codec tfrecord, lmdb, raw"),
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
         (["data", "bench", "cosmoflow", "nowhere"], "nowhere"),
         (["data", "bench", "cosmoflow", ".", "--loader", "thread"], "did you mean 'threads'"),
@@ -245,7 +245,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "cosmoflow", "here", "there", "--workers", "-3"], "-3 is not a whole number"),
         (["data", "verify", "here", "--workers", "two"], "two is not a whole number"),
         (["run", "cosmoflow", "--hyperparameters-from", "nowhere"], "nowhere cannot be read: No such file"),
-        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, and 2 ranks"),
+        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, not for the 2 on"),
         (["run", "cosmoflow", "--bind", "near"], "'near' is not a core"),
         (["--debug", "run"], "BENCHMARK"),
     ],
@@ -266,14 +266,14 @@ def test_a_dry_run_on_a_login_node_says_that_it_lacks_the_cores_of_a_sites_lists
     monkeypatch.setenv("MLHPC_BIND", "60000:60001")
     words = ["run", "cosmoflow", "--preset", "smoke", "--dry-run"]
     assert cli.main(words) == 0
-    line = "MLHPC_BIND=60000:60001: local rank 0 cannot have core 60000"
+    line = "MLHPC_BIND=60000:60001: local rank 0 cannot use core 60000"
     output = " ".join(capsys.readouterr().out.split())
     assert f"binding not on this machine: {line}" in output and "dry run: nothing was started" in output
     assert cli.main([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["binding_problem"].startswith(line) and facts["cores_of_ranks"] is None
     assert cli.main([*words, "--bind", "60001"]) == 2, "an option is for this machine"
-    assert "--bind 60001: local rank 0 cannot have" in capsys.readouterr().err
+    assert "--bind 60001: local rank 0 cannot use" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback():

@@ -122,7 +122,7 @@ def test_settings_that_no_result_can_hold_end_the_run_before_it_trains(tmp_path:
     (tmp_path / "events.rank0.jsonl").write_text(json.dumps(facts) + "\n")
     run = load.load("deepcam", "smoke")
     Conclusion(run, tmp_path, Solo(), lambda loss: None)
-    with pytest.raises(UserError, match=r"result\.json cannot hold benchmark 'two words'"):
+    with pytest.raises(UserError, match=r"result\.json cannot store benchmark='two words'"):
         Conclusion(run.model_copy(update={"benchmark": "two words"}), tmp_path, Solo(), lambda loss: None)
 
 

@@ -167,7 +167,7 @@ def test_a_copy_that_no_node_has_room_for_is_not_staged_and_one_line_says_what_f
     assert predict(small, SHARD, 2).moved is not None
     assert not any("staging.mode" in note for note in predict(small, SHARD, 2).notes)
     (note,) = (n for n in predict(cluster(local="20 GB", memory="20 GB"), REPLICATE, 1).notes if "fits" in n)
-    assert note.endswith("staging.mode=shard does not fit either, on any number of its nodes")
+    assert note.endswith("staging.mode=shard does not fit on any number of its nodes either")
 
 
 def test_a_table_over_nodes_says_on_which_of_them_a_note_holds():
@@ -181,7 +181,7 @@ def test_a_copy_that_does_not_fit_the_only_machine_there_is_is_refused():
     """Without a shared file system the data set is on the machine, or nowhere."""
     alone = cluster(nodes=1, shared=None, local="250 GB")
     alone = replace(alone, figures={k: v for k, v in alone.figures.items() if "shared" not in k})
-    with pytest.raises(UserError, match=r"262 GB per node on 1 node,.*take a smaller data set"):
+    with pytest.raises(UserError, match=r"262 GB per node on 1 node,.*use a smaller data set"):
         predict(alone, REPLICATE, 1)
     roomy = replace(alone, figures={**alone.figures, "storage.local": 263e9})
     prediction = predict(roomy, REPLICATE, 1)
@@ -207,7 +207,7 @@ def test_the_official_data_set_on_nodes_of_2_tb_is_a_terabyte_and_a_half_for_eac
     assert prediction.moved.held == pytest.approx(1.6683e12, rel=1e-4)
     assert prediction.moved.source == 64 * prediction.moved.held
     says = prediction.facts["staging"]
-    assert says == "replicate: 1.67 TB to each node, 107 TB off the shared file system"
+    assert says == "replicate: 1.67 TB to each node, 107 TB read from the shared file system"
     once = predict(
         machine("dgx-a100"), load("cosmoflow", "closed-512", ["staging.read_once=true", *MIXED]), 64
     )

@@ -34,14 +34,14 @@ def test_of_a_kind_that_no_published_set_has_names_network_and_layer():
     net = Builder("mlp", (64,))
     net.squared_error(net.dense("small", net.dense("large", net.input, 512), 4))
     assert refusal(kind_of, net.network()).startswith(
-        "network mlp, layer 'large': the efficiency of most of the work ('dense')"
+        "network mlp, layer 'large': most of its work is of kind 'dense'"
     )
 
 
 def test_a_network_without_products_is_refused_by_name():
     net = Builder("nothing", (8, 8, 2))
     net.squared_error(net.relu("r", net.input))
-    assert refusal(kind_of, net.network()).startswith("network nothing: no layer is a matrix product")
+    assert refusal(kind_of, net.network()).startswith("network nothing has no matrix products")
 
 
 def test_in_the_settings_of_a_run_names_the_file_and_its_line(tmp_path):

@@ -168,7 +168,7 @@ def test_a_processor_that_stands_still_beside_another_is_recorded_as_missing(tmp
     assert told == [(0.0, True), (500.0, False)]
     assert (
         figures["processors"]["counters"] == 1
-        and "package 1 stood still" in figures["processors"]["problems"][0]
+        and "package 1 did not advance" in figures["processors"]["problems"][0]
     )
 
 

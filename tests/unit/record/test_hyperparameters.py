@@ -103,22 +103,22 @@ def test_resnet_takes_the_keys_of_the_optimizer_in_use(preset: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("records", "more", "named"),
     [
-        (NVIDIA | {"submission_benchmark": "deepcam"}, (), "has submission_benchmark deepcam; pass the log of a "
-                                                               "cosmoflow submission"),
-        ({"opt_name": "sgd"}, (), "has no submission_benchmark; pass the log of a cosmoflow submission"),
+        (NVIDIA | {"submission_benchmark": "deepcam"}, (), "states submission_benchmark deepcam; pass the log of "
+                                                               "a cosmoflow submission"),
+        ({"opt_name": "sgd"}, (), "states no submission_benchmark; pass the log of a cosmoflow submission"),
         (NVIDIA | {"opt_name": "rmsprop"}, (), "opt_name: Input should be 'sgd' or 'adam'; got 'rmsprop'"),
-        (NVIDIA | {"dropout": True}, (), "dropout True: not a number or a name"),
+        (NVIDIA | {"dropout": True}, (), "dropout is True, expected a number or a name"),
         (NVIDIA | {"opt_learning_rate_warmup_factor": "0.25"}, (),
-         'opt_learning_rate_warmup_factor "0.25": text, not a number'),
-        (NVIDIA | {"global_batch_size": "512"}, (), 'global_batch_size "512": text, not a number'),
-        (NVIDIA | {"opt_learning_rate_decay_factor": ["0.25", 0.125]}, (), "text, not a number"),
+         'opt_learning_rate_warmup_factor is the text "0.25", expected a number'),
+        (NVIDIA | {"global_batch_size": "512"}, (), 'global_batch_size is the text "512", expected a number'),
+        (NVIDIA | {"opt_learning_rate_decay_factor": ["0.25", 0.125]}, (), "expected a number"),
         (NVIDIA | {"dropout": 1.5}, (), "hyperparameters.dropout: Input should be less than 1; got 1.5"),
         (NVIDIA | {"opt_learning_rate_warmup_epochs": 1.5}, (), "hyperparameters.opt_learning_rate_warmup_epochs"),
-        (NVIDIA | {"opt_base_learning_rate": float("inf")}, (), "opt_base_learning_rate inf: not a finite number"),
+        (NVIDIA | {"opt_base_learning_rate": float("inf")}, (), "rate is inf, not a finite number"),
         (NVIDIA | {"opt_base_learning_rate": {"a": 1}}, (), "hyperparameters.opt_base_learning_rate"),
         (NVIDIA | {"opt_name": "x" * 90_000}, (), "hyperparameters.opt_name"),
-        (NVIDIA, (("global_batch_size", 1024),), "global_batch_size is 512 and 1024; pass a single log"),
-        (NVIDIA | {"dropout": None}, (), "has no dropout; add --set hyperparameters.dropout=VALUE"),
+        (NVIDIA, (("global_batch_size", 1024),), "global_batch_size has two values, 512 and 1024; pass a"),
+        (NVIDIA | {"dropout": None}, (), "lacks dropout; add --set hyperparameters.dropout=VALUE"),
     ],
 )  # fmt: skip
 def test_logs_that_cannot_be_used_are_refused_in_one_line(
@@ -155,7 +155,7 @@ def test_a_source_in_somebodys_configuration_writes_only_text_to_the_terminal(
 
 def test_a_batch_that_may_be_that_of_one_backward_pass_is_refused(tmp_path: Path) -> None:
     log = written(tmp_path, DEEPCAM | {"gradient_accumulation_frequency": 4})
-    with pytest.raises(UserError, match="global_batch_size 2048: per backward pass"):
+    with pytest.raises(UserError, match=r"global_batch_size 2048 is ambiguous \(per backward pass"):
         load_run("deepcam", "closed", [], log=log)
     one_pass = ["hyperparameters.gradient_accumulation_frequency=1"]
     with pytest.raises(UserError, match="global_batch_size 2048"):

@@ -111,7 +111,7 @@ def test_too_little_shared_memory_is_reported_before_a_worker_crashes(data_set, 
     free = 3 * batch
     assert len(list(open_loader(data_set, "workers").train_epoch(0))) == 3
     free = 3 * batch - 1
-    with pytest.raises(UserError, match=r"^/dev/shm: [\d.]+ .?B free, .* pass on 3 batches"):
+    with pytest.raises(UserError, match=r"^/dev/shm: [\d.]+ .?B free, .* keep 3 batches"):
         next(open_loader(data_set, "workers").train_epoch(0))
 
 

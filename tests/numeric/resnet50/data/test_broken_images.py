@@ -69,7 +69,7 @@ def test_dali_refuses_to_skip_broken_images():
 def test_only_broken_images_end_the_run(own):
     for path in (own / "train").rglob("*.JPEG"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="no readable images left"):
+    with pytest.raises(UserError, match="no readable images are left"):
         epoch_of(open_loader(own, broken_images="skip"))
 
 

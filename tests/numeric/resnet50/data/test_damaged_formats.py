@@ -151,7 +151,7 @@ def spoil_pixel_index(root):
         ("lmdb", damage_lmdb_page, r"train/data\.mdb: not a readable LMDB data file"),
         ("raw", archive_as_index, r"index\.npy: an archive"),
         ("raw", damage_index_header, r"pixels\.raw or index\.npy cannot be read"),
-        ("raw", overflowing_index, r"index\.npy has images beyond"),
+        ("raw", overflowing_index, r"index\.npy lists images beyond"),
         ("raw", spoil_pixel_index, r"pixels\.raw or index\.npy is missing"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

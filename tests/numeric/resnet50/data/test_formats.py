@@ -149,7 +149,7 @@ def test_a_packed_set_can_be_converted_but_pixels_cannot(sets, tmp_path):
         assert [(bytes(d), label) for d, label in images_of(ours)] == [
             (bytes(d), label) for d, label in images_of(expected)
         ]
-    with pytest.raises(UserError, match="has decoded pixels"):
+    with pytest.raises(UserError, match="contains decoded pixels"):
         convert(sets["raw"], tmp_path / "lmdb", "lmdb", Solo(), 1)
     with pytest.raises(UserError, match="choose an output folder outside"):
         convert(sets["jpeg"], sets["jpeg"] / "lmdb", "lmdb", Solo(), 1)

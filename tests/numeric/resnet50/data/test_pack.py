@@ -230,7 +230,7 @@ def test_staged_files_in_use_by_another_run_are_kept(pictures, target):
     words = [sys.executable, "-c", STAGER, str(pictures), str(target)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     said(one, "staged")
-    with pytest.raises(UserError, match="another run uses this data set unpacked in this folder"):
+    with pytest.raises(UserError, match="another run uses this folder with the same data set unpacked"):
         packed(pictures, target)
     assert len(list(target.rglob("*.JPEG"))) == IMAGES
     end(one)
@@ -306,7 +306,7 @@ def test_foreign_files_are_refused_and_kept(pictures, own, target):
     before = files_below(own)
     with pytest.raises(UserError, match="contains a data set not written by staging"):
         packed(pictures, own)
-    with pytest.raises(UserError, match="inside the data set itself"):
+    with pytest.raises(UserError, match="inside the data set to be staged"):
         packed(pictures, pictures / "stage")
     assert files_below(own) == before
 

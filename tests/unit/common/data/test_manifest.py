@@ -110,7 +110,7 @@ def test_the_data_set_of_another_benchmark_is_refused_on_all_ranks(root: Path) -
     outcomes = on_ranks(1, 2, lambda world: describe(root, world, "deepcam"))
     for outcome in outcomes:
         assert isinstance(outcome, UserError)
-        assert str(outcome) == f"{root} is a data set of cosmoflow; pass one of deepcam with --data"
+        assert str(outcome) == f"{root} is a data set for cosmoflow; pass one for deepcam with --data"
     assert on_ranks(1, 2, lambda world: describe(root, world, "cosmoflow")) == [load(root)] * 2
 
 

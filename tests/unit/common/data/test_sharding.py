@@ -99,7 +99,7 @@ def test_the_local_batch(global_batch, ranks, local):
 
 
 def test_a_batch_that_ranks_cannot_share_is_a_user_error():
-    with pytest.raises(UserError, match=r"64 must be a multiple of the 3 ranks"):
+    with pytest.raises(UserError, match=r"64 must be a multiple of the number of ranks, 3"):
         divide_batch(64, 3)
 
 
@@ -111,5 +111,5 @@ def test_too_few_samples_for_a_step_are_a_user_error():
 def test_messages_use_singular_and_plural():
     with pytest.raises(UserError, match=r"^1 training sample cannot .* 2 samples on each of 1 rank"):
         steps_per_epoch([Pool(1, 1)], 2)
-    with pytest.raises(UserError, match=r"batch of 1 must be a multiple of the 2 ranks"):
+    with pytest.raises(UserError, match=r"batch of 1 must be a multiple of the number of ranks, 2"):
         divide_batch(1, 2)

@@ -51,7 +51,7 @@ def test_a_counter_that_may_have_wrapped_unseen_is_not_counted():
     counter.wait(70.0)
     spent = made.spent("")
     assert (spent.joules, spent.counters, spent.nodes) == (0, 0, 0)
-    assert spent.problems == ["package-0 may have wrapped unnoticed: not read for 70 s"]
+    assert spent.problems == ["package-0 may have wrapped unnoticed: it was not read for 70 s"]
 
 
 def test_a_counter_that_was_set_back_is_not_taken_for_one_that_wrapped():
@@ -69,7 +69,7 @@ def test_a_counter_without_a_range_that_was_reset_makes_no_figure():
     counter.joules = 30.0
     spent = made.spent("")
     assert (spent.joules, spent.counters) == (0, 0)
-    assert spent.problems == ["package-0 was reset: from 100 J to 30 J"]
+    assert spent.problems == ["package-0 was reset: it went from 100 J to 30 J"]
 
 
 def test_readings_are_counted_and_the_longest_gap_between_two_is_kept():
@@ -116,8 +116,8 @@ def test_a_counter_that_fails_at_the_start_or_the_stop_is_left_out(at):
 
 
 @pytest.mark.parametrize(("measured", "problems"), [
-    ("processors", ["package-0 stood still for 20 s"]),
-    ("node", ["package-0 stood still for 20 s"]),
+    ("processors", ["package-0 did not advance for 20 s"]),
+    ("node", ["package-0 did not advance for 20 s"]),
     ("accelerators", []),  # the second die of an MI250X may
 ])  # fmt: skip
 def test_processors_and_nodes_that_used_nothing_have_a_broken_counter(measured, problems):

@@ -97,4 +97,6 @@ def test_a_slurm_that_prints_no_json_is_a_problem_with_its_remedy(scontrol, tmp_
     (tmp_path / "nodes.json").write_text(answer)
     assert samples(("n0",)) is None
     nodes.start()
-    assert nodes.spent().problems == ["scontrol cannot print the nodes' energy (--json, of Slurm 23.02)"]
+    assert nodes.spent().problems == [
+        "scontrol cannot print the nodes' energy (its --json requires Slurm 23.02)"
+    ]

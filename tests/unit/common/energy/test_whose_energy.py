@@ -100,14 +100,14 @@ def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(mo
     one_each = [[f"GPU-{rank}"] for rank in range(4)]
     energy, [warning] = seen_by_ranks(monkeypatch, tmp_path, one_each)
     assert energy["accelerators"]["counters"] == 1
-    assert energy["accelerators"]["problems"][0].startswith("counters of 1 of 4 devices: ")
-    assert "covers only 1 counter: counters of 1 of 4 devices" in warning
+    assert energy["accelerators"]["problems"][0].startswith("1 of 4 devices counted: ")
+    assert "covers only 1 counter: 1 of 4 devices counted" in warning
 
 
 def test_accelerators_that_only_other_ranks_see_are_missed_too(monkeypatch, tmp_path):
     energy, [warning] = seen_by_ranks(monkeypatch, tmp_path, [[], ["a"], ["b"], ["a", "b"]])
     assert energy["accelerators"]["joules"] is None
-    assert warning.startswith("no energy figure for the accelerators: counters of 0 of 2 devices")
+    assert warning.startswith("no energy figure for the accelerators: 0 of 2 devices counted")
 
 
 def test_accelerators_that_all_ranks_see_are_complete(monkeypatch, tmp_path):

@@ -54,7 +54,7 @@ def test_unpacked_floats_other_features_and_any_order_are_read() -> None:
 
 def test_a_missing_feature_is_named_with_those_that_are_there() -> None:
     record = encode_example(X, Y).replace(b"\x0a\x01y", b"\x0a\x01q")
-    with pytest.raises(UserError, match=r"example without b'y' .*: q, x"):
+    with pytest.raises(UserError, match=r"example without feature b'y'; .* found q, x"):
         decode_example(record)
 
 

@@ -125,12 +125,12 @@ def test_lists_are_taken_as_given() -> None:
 @pytest.mark.parametrize(
     ("bind", "ranks", "named"),
     [
-        ("0-1", 2, "cores for 1 rank, and 2 ranks"),
-        ("0-1:", 2, "cores for 1 rank, and 2 ranks"),
-        ("0-1:6-9", 2, "local rank 1 cannot have core 8-9; this process may use 0-7"),
+        ("0-1", 2, "cores for 1 rank, not for the 2 on"),
+        ("0-1:", 2, "cores for 1 rank, not for the 2 on"),
+        ("0-1:6-9", 2, "local rank 1 cannot use core 8-9; this process may use only 0-7"),
         ("socket", 2, "'socket' is not a core"),
         ("0-1;rm", 1, "is not a core"),
-        ("cores", 9, "9 ranks, and only 8 cores (0-7)"),
+        ("cores", 9, "9 ranks, but only 8 cores (0-7)"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(bind: str, ranks: int, named: str) -> None:

@@ -129,4 +129,4 @@ def test_an_mpi_library_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "mpi4py", raising=False)
     with pytest.raises(UserError) as caught:
         load_mpi("here")
-    assert str(caught.value) == "here needs mpi4py with its MPI library: cannot load MPI library libmpi.so"
+    assert str(caught.value) == "here requires mpi4py and its MPI library: cannot load MPI library libmpi.so"

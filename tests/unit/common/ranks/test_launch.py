@@ -92,10 +92,10 @@ def test_jsrun_is_read() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        (JOB, "a single rank in a job of 5 tasks (SLURM_NTASKS); start it with srun"),
+        (JOB, "only one rank in a job of 5 tasks (SLURM_NTASKS); start with srun"),
         (
             {"LSB_DJOB_NUMPROC": "8"},
-            "a single rank in a job of 8 tasks (LSB_DJOB_NUMPROC); start it with jsrun",
+            "only one rank in a job of 8 tasks (LSB_DJOB_NUMPROC); start with jsrun",
         ),
         (STEP, ""),
         (JOB | OPEN_MPI, ""),
@@ -160,7 +160,7 @@ def test_all_ranks_of_a_step_agree_on_leader_ports_and_token():
         ({"MP_CHILD": "3", "MP_PROCS": "6"}, "rank 3 of 6"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-09]"}, "SLURM_STEP_NODELIST"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-"}, "n[08-"),
-        (STEP | {"SLURM_LOCALID": "2"}, "2 of 2 on its node"),
+        (STEP | {"SLURM_LOCALID": "2"}, "local rank 2 of 2"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
         ({"HOROVOD_RANK": "0"}, "HOROVOD_SIZE"),
         (MLHPC | {"MLHPC_SIZE": "1"}, "rank 1 of 1"),
@@ -331,7 +331,7 @@ def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
 def test_ranks_inside_another_launcher_are_refused(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="omit --ranks"):
+    with pytest.raises(UserError, match="--ranks 2 cannot be used under"):
         run_local(2, python(""))
 
 

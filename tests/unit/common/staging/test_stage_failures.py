@@ -62,7 +62,7 @@ def test_a_source_that_changes_while_it_is_copied_is_named(
             os.truncate(victim, 3_000_000 + change)
 
     monkeypatch.setattr(atomic, "write_all", meddle)
-    with pytest.raises(UserError, match=r"train/0\.tfrecord: changed during the copy, byte \d+ of 3000000"):
+    with pytest.raises(UserError, match=r"train/0\.tfrecord: changed during the copy: \d+ of 3000000 bytes"):
         stage(replace(source, files=source.folder("train")[:1]), target, Solo(), "replicate")
     assert contents(target) == {}
 
@@ -146,7 +146,9 @@ def test_a_real_full_disk(source: Manifest, target: Path, monkeypatch: pytest.Mo
         pytest.skip("only root may mount")
     try:
         assert filesystem_of(target).type == "tmpfs"
-        with pytest.raises(UserError, match=r"staging needs 14\.7 MB, tmpfs on .*target has 4\.19 MB free"):
+        with pytest.raises(
+            UserError, match=r"staging needs 14\.7 MB, but tmpfs on .*target has only 4\.19 MB free"
+        ):
             stage(source, target, Solo(), "replicate")
         assert contents(target) == {}
         roomy = FileSystem("tmpfs", target, True, 10**12)
@@ -190,7 +192,7 @@ def test_another_data_set_is_not_written_over(source: Manifest, target: Path, tm
         stage(index(other, {}, Solo(), workers=1), target, Solo(), "replicate")
     with pytest.raises(UserError, match="contains a data set not written by staging"):
         stage(source, other, Solo(), "replicate")
-    with pytest.raises(UserError, match="inside the data set itself"):
+    with pytest.raises(UserError, match="inside the data set to be staged"):
         stage(source, source.root / "train", Solo(), "replicate")
     assert contents(target) == before
 
@@ -199,9 +201,7 @@ def test_an_unreadable_record_is_not_answered_with_an_index(source: Manifest, ta
     stage(source, target, Solo(), "replicate")
     (target / "manifest.json").write_text("")
     before = contents(target)
-    with pytest.raises(
-        UserError, match="not readable as the record of a staging; remove the folder"
-    ) as caught:
+    with pytest.raises(UserError, match="not a readable staging record; remove the folder") as caught:
         stage(source, target, Solo(), "replicate")
     assert "data index" not in str(caught.value)
     assert contents(target) == before

@@ -80,7 +80,7 @@ def test_a_target_that_others_could_replace_is_refused(
     parent.mkdir()
     parent.chmod(mode)
     if refused:
-        with pytest.raises(UserError, match="put a folder of theirs in its place"):
+        with pytest.raises(UserError, match="replace this folder with their own"):
             stage(source, parent / "stage", Solo(), "replicate")
         assert list(parent.iterdir()) == []
     else:
@@ -97,7 +97,7 @@ def test_a_link_in_the_target_is_neither_written_through_nor_emptied(
     (target / "train").symlink_to(home)
     (home / "5.tfrecord").write_bytes(b"precious")
     before = contents(home)
-    with pytest.raises(UserError, match=r"target/train: not a folder, or a symbolic link to one"):
+    with pytest.raises(UserError, match=r"target/train must be a folder, not a symbolic link to one"):
         stage(source, target, Solo(), "replicate")
     remove(target)
     assert contents(home) == before and (home / "5.tfrecord").read_bytes() == b"precious"

@@ -32,7 +32,7 @@ def take_all(dataset: Manifest, data: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("benchmark", "select", "enforce_rules", "message"),
     [
-        ("deepcam", take_all, len, "is a data set of cosmoflow; pass one of deepcam"),
+        ("deepcam", take_all, len, "is a data set for cosmoflow; pass one for deepcam"),
         ("cosmoflow", refuse, len, "too few samples"),
         ("cosmoflow", take_all, refuse, "too few samples"),
     ],

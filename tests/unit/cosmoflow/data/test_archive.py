@@ -88,7 +88,7 @@ def test_the_command_packs_and_refuses_a_size_that_is_none(tmp_path: Path, capsy
     assert (
         main(["data", "convert", "cosmoflow", f"{tmp_path}/source", f"{tmp_path}/out", "--archive", "2"]) == 0
     )
-    assert "4 samples by plain, 2 to an archive" in capsys.readouterr().out
+    assert "4 samples as plain, 2 per archive" in capsys.readouterr().out
     facts = json.loads((tmp_path / "out" / "manifest.json").read_text())["facts"]
     assert facts["samples_per_archive"] == 2
     arguments = ["data", "convert", "cosmoflow", f"{tmp_path}/source", f"{tmp_path}/no", "--archive", "0"]

@@ -38,4 +38,4 @@ def test_formats_are_measured_side_by_side(tmp_path: Path, capsys: pytest.Captur
 def test_a_batch_larger_than_the_set_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = data_set(tmp_path / "lut", "lut")
     assert main(["data", "bench", "cosmoflow", str(made), "--batch", "9", "--rounds", "1"]) == 2
-    assert "--batch 9 must be 1 to 4" in capsys.readouterr().err
+    assert "--batch 9 must be from 1 to 4" in capsys.readouterr().err

@@ -204,9 +204,9 @@ def of_another_type(raw: Path) -> None:
     "spoil, words",
     [
         (damaged, "cannot be read"),
-        (of_another_size, r"is \(8, 8, 8, 4, 4\), not"),
-        (without_parameters, r"no dataset 'unitPar' of 1 axes \(float32\)"),
-        (of_another_type, r"no dataset 'full' of 4 axes \(int16\)"),
+        (of_another_size, r"has shape \(8, 8, 8, 4, 4\), but others"),
+        (without_parameters, r"no dataset 'unitPar' with 1 axes of float32"),
+        (of_another_type, r"no dataset 'full' with 4 axes of int16"),
     ],
 )
 def test_an_invalid_universe_is_named_on_every_rank(
@@ -222,11 +222,11 @@ def test_an_invalid_universe_is_named_on_every_rank(
 
 def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UserError, match=r"--sample 5 must divide \[12, 12, 12\] voxels"):
+    with pytest.raises(UserError, match=r"--sample 5 must divide its shape, \[12, 12, 12\] voxels"):
         convert(raw, out, Solo(), 1, sample=5, validation=0.25)
     with pytest.raises(UserError, match=r"--validation 1\.0 must be at least 0"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
-    with pytest.raises(UserError, match="--packer requires --codec gzip; omit it"):
+    with pytest.raises(UserError, match="--packer requires --codec gzip; add it"):
         convert(raw, out, Solo(), 1, codec="lut", packer="isal")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty contains no raw universes"):

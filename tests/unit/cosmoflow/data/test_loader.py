@@ -186,9 +186,9 @@ def floats(path):
         (missing, "No such file"),
         (empty, "0 records|not a TFRecord"),
         (two_records, "2 records"),
-        (other_shape, r"x has 1152 bytes, but data.sample_shape \[6, 6, 6, 4\] in int16 has 1728"),
-        (other_targets, "y has 3 values, but the network has 4 targets"),
-        (floats, "without b?'x'"),
+        (other_shape, r"x has 1152 bytes, but data.sample_shape \[6, 6, 6, 4\] in int16 takes 1728"),
+        (other_targets, "y has 3 values, but the network predicts 4 targets"),
+        (floats, "without feature b?'x'"),
     ],
 )
 def test_a_damaged_file_is_named_and_ends_the_iteration(folder, harm, message, index):

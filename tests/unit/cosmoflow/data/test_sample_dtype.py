@@ -75,7 +75,7 @@ def test_a_key_beyond_its_table_does_not_reach_the_device(tmp_path: Path) -> Non
     keys = np.array(read.array("keys16", "<u2"))
     keys[77] = 65535
     path.write_bytes(frame.pack("lut", "<i2", read.shape, {**read.sections, "keys16": keys.tobytes()}))
-    with pytest.raises(UserError, match=r"001.*key 65535 of voxel 77 exceeds"):
+    with pytest.raises(UserError, match=r"001.*key 65535 of voxel 77 is not below"):
         list(open_loader(folder, "lut", decode="device").evaluation())
 
 

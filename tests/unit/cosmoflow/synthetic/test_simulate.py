@@ -77,7 +77,7 @@ def test_a_sample_has_the_published_samples_statistics() -> None:
 
 
 def test_too_many_particles_for_int16_are_refused() -> None:
-    with pytest.raises(UserError, match=r"\d+ particles exceed an int16.*data\.simulation\.particles"):
+    with pytest.raises(UserError, match=r"\d+ particles, too many for int16.*data\.simulation\.particles"):
         simulate(Simulation(box_mpc_h=100.0, grid=2, particles=70), 0)
 
 
@@ -210,8 +210,8 @@ def test_raw_files_appear_complete_and_hold_no_time_of_writing(tmp_path: Path) -
     ("changes", "message"),
     [
         ({"simulation": None}, "official data set"),
-        ({"sample_shape": (4, 4, 4)}, r"universes give \[n, n, n, 4\]"),
-        ({"sample_shape": (4, 4, 2, 4)}, r"universes give \[n, n, n, 4\]"),
+        ({"sample_shape": (4, 4, 4)}, r"must be \[n, n, n, 4\]"),
+        ({"sample_shape": (4, 4, 2, 4)}, r"must be \[n, n, n, 4\]"),
         ({"sample_shape": (3, 3, 3, 4)}, "must be a multiple of 3"),
     ],
 )
@@ -277,7 +277,7 @@ def test_show_draws_a_sample(tmp_path: Path) -> None:
     tfrecord.write_records(
         tmp_path / "odd", [tf_example.encode_example(np.zeros(9, np.int16), np.zeros(4))], False
     )
-    with pytest.raises(UserError, match="not n³ voxels"):
+    with pytest.raises(UserError, match="not a sample of n³ voxels"):
         show(tmp_path / "odd", tmp_path / "odd.png")
 
 

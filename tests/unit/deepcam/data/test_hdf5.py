@@ -220,7 +220,7 @@ one = np.ones(16, np.float32)
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda p: None, "missing, also in train/"),
+        (lambda p: None, "missing, and is not in train/"),
         (lambda p: p.write_bytes(b"x" * 600), "cannot be read"),
         (lambda p: write_statistics(p, names=("minval", "max")), "has no dataset climate/maxval"),
         (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"float32 \[4\], expected 16"),
@@ -303,7 +303,7 @@ def test_samples_are_listed_by_name_and_other_files_ignored(tmp_path):
     with pytest.raises(UserError, match="3 data-"):
         list_samples(tmp_path, 4)
     (tmp_path / "data-d.npy").touch()
-    with pytest.raises(UserError, match=r"as \.h5 and as \.npy"):
+    with pytest.raises(UserError, match=r"several formats, \.h5 and \.npy"):
         list_samples(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         list_samples(tmp_path / "train")
@@ -378,7 +378,7 @@ def test_arrays_larger_than_what_is_stored_of_them_are_refused_before_memory_is_
     with h5py.File(tmp_path / "stats.h5", "w") as file:
         for name in ("climate/minval", "climate/maxval"):
             file.create_dataset(name, (10**10,), np.float32, chunks=(1000,))[0] = 1
-    with limited(), pytest.raises(UserError, match=r"has \d+ of \d+ bytes"):
+    with limited(), pytest.raises(UserError, match=r"stores only \d+ bytes for \d+"):
         hdf5.read(path)
-    with limited(), pytest.raises(UserError, match=r"has 4000 of \d+ bytes"):
+    with limited(), pytest.raises(UserError, match=r"stores only 4000 bytes for \d+"):
         hdf5.read_statistics(tmp_path, 16)

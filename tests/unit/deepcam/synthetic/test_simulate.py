@@ -198,7 +198,7 @@ def test_a_full_disk_that_names_no_file_names_the_folder(
     with pytest.raises(UserError, match=f"^{re.escape(wanted)}"):
         make(small(), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; fix that or choose another folder$"):
+    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; correct this or choose another folder$"):
         make(small(), tmp_path / "file/d", Solo(), workers=1)
 
 
@@ -226,7 +226,7 @@ def test_show_draws_a_sample_of_either_layout(tmp_path: Path) -> None:
         show(sample, tmp_path / "no such/sample.png")
     assert "Errno" not in str(said.value)
     for name, what in (("missing.h5", "no such file"), ("missing.npy", "no such file"), ("d", "a folder")):
-        with pytest.raises(UserError, match=f"{name}: {what}[^;]*; pass a file data-"):
+        with pytest.raises(UserError, match=f"{name}: {what}[^;]*; pass a file named data-"):
             show(tmp_path / name, tmp_path / "odd.png")
     with pytest.raises(UserError, match=r"odd\.h5 cannot be read"):
         (tmp_path / "odd.h5").write_text("no HDF5")
@@ -240,11 +240,11 @@ def test_show_draws_a_sample_of_either_layout(tmp_path: Path) -> None:
 
 def test_the_numbers_of_a_channel_say_what_they_are(tmp_path: Path) -> None:
     wind = np.array([[-30.0, 30.0], [-30.0, 30.0]], np.float32)
-    assert range_of(wind) == "least -30, mean 0, largest 30"
-    assert range_of(wind + np.float32(1e-6) * np.sign(wind + 60)) == "least -30, mean 0, largest 30"
-    assert range_of(wind + 0.5) == "least -29.5, mean 0.5, largest 30.5"
+    assert range_of(wind) == "minimum -30, mean 0, maximum 30"
+    assert range_of(wind + np.float32(1e-6) * np.sign(wind + 60)) == "minimum -30, mean 0, maximum 30"
+    assert range_of(wind + 0.5) == "minimum -29.5, mean 0.5, maximum 30.5"
     rain = np.array([[0.0, 0.0], [0.0, 1e-8]], np.float32)
-    assert range_of(rain) == "least 0, mean 2.5e-09, largest 1e-08", "small is not rounding"
+    assert range_of(rain) == "minimum 0, mean 2.5e-09, maximum 1e-08", "small is not rounding"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_sizes_have_the_stated_mean_and_spread(tmp_path):
 def test_a_folder_of_another_workload_is_refused(tmp_path):
     generate(SMALL, tmp_path, Solo(), 1)
     other = SMALL.model_copy(update={"sample_bytes": 6000})
-    with pytest.raises(UserError, match=r"another workload: sample_bytes is 5000, not 6000"):
+    with pytest.raises(UserError, match=r"another workload \(sample_bytes is 5000, not 6000"):
         require_data(other, tmp_path)
     with pytest.raises(UserError, match="sample_bytes"):
         generate(other, tmp_path, Solo(), 1)
@@ -73,7 +73,7 @@ def test_a_data_set_with_more_files_serves_as_a_smaller_one(tmp_path):
     generate(evaluated, tmp_path / "evaluated", Solo(), 1)
     require_data(evaluated.model_copy(update={"eval_files": 1}), tmp_path / "evaluated")
     for other in ({"files": 2, "eval_files": 2}, {"files": 4}, {"sample_bytes": 999}):
-        with pytest.raises(UserError, match="the data of another workload"):
+        with pytest.raises(UserError, match="data for another workload"):
             require_data(evaluated.model_copy(update=other), tmp_path / "evaluated")
 
 
@@ -91,12 +91,12 @@ def test_a_truncated_or_empty_file_is_written_again_and_no_other(tmp_path, forma
 
 
 def test_a_folder_without_all_files_is_refused(tmp_path):
-    with pytest.raises(UserError, match="not a data set of mlhpc io"):
+    with pytest.raises(UserError, match="not a data set made by mlhpc io"):
         require_data(SMALL, tmp_path)
     generate(SMALL, tmp_path, Solo(), 1)
     require_data(SMALL, tmp_path)
     (tmp_path / "validation/00001.tfrecord").unlink()
-    with pytest.raises(UserError, match="validation: 1 of 2 missing"):
+    with pytest.raises(UserError, match="validation: 1 of 2 files are missing"):
         require_data(SMALL, tmp_path)
 
 
@@ -109,7 +109,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 
 def test_a_data_set_larger_than_the_disk_is_refused_before_it_is_begun(tmp_path):
     vast = SMALL.model_copy(update={"files": 998, "samples_per_file": 10**9})
-    with pytest.raises(UserError, match=r"5\.1 PB exceed the .* free"):
+    with pytest.raises(UserError, match=r"5\.1 PB needed, but only .* free"):
         generate(vast, tmp_path / "data", Solo(), 1)
     assert not list(tmp_path.iterdir())
 

@@ -195,6 +195,8 @@ def test_urls_without_passwords_are_taken(url):
 
 
 def test_a_store_for_which_a_url_does_not_suffice_is_a_line():
-    with pytest.raises(UserError, match=r"ftp:// cannot be used: no URL suffices .*host") as caught:
+    with pytest.raises(
+        UserError, match=r"ftp:// cannot be used: its client needs more than a URL .*host"
+    ) as caught:
         require_data(Dataset(format="npz", files=1, sample_bytes=100), root_of("ftp://host/x", Storage(), 0))
     assert "\n" not in str(caught.value)

@@ -71,7 +71,7 @@ def test_ranks_share_the_work_and_a_restart_writes_what_is_missing(store, server
     assert len(server.seen("PUT", f"{store.url.removeprefix('s3:/')}/train/")) == 7
     before = digests(store, SMALL)
     filesystem_of(store).rm_file(f"{store.url}/train/00003.tfrecord")
-    with pytest.raises(UserError, match="train: 1 of 7 missing; generate it with"):
+    with pytest.raises(UserError, match="train: 1 of 7 files are missing; generate it with"):
         require_data(SMALL, store)
     assert generate(SMALL, store, Solo(), 1).made == 1
     assert len(server.seen("PUT", f"{store.url.removeprefix('s3:/')}/train/")) == 8
@@ -111,7 +111,7 @@ def test_reads_are_the_get_requests_that_the_server_got(store, server, format, t
 def test_a_prefix_of_another_workload_is_refused(store):
     generate(SMALL, store, Solo(), 1)
     other = SMALL.model_copy(update={"sample_bytes": 6000})
-    with pytest.raises(UserError, match=r"another workload: sample_bytes is 5000, not 6000"):
+    with pytest.raises(UserError, match=r"another workload \(sample_bytes is 5000, not 6000"):
         require_data(other, store)
     with pytest.raises(UserError, match="with another sample_bytes"):
         generate(other, store, Solo(), 1)
@@ -119,7 +119,7 @@ def test_a_prefix_of_another_workload_is_refused(store):
 
 def test_a_foreign_prefix_is_left_alone(store):
     filesystem_of(store).pipe_file(f"{store.url}/thesis.tex", b"important")
-    with pytest.raises(UserError, match="not a data set of mlhpc io"):
+    with pytest.raises(UserError, match="not a data set made by mlhpc io"):
         require_data(SMALL, store)
     with pytest.raises(UserError, match="not empty"):
         generate(SMALL, store, Solo(), 1)
@@ -133,17 +133,19 @@ def test_prefixes_that_begin_alike_are_apart(store):
 
 
 def test_what_is_not_there_is_a_line(store, server):
-    with pytest.raises(UserError, match=r"s3://no-such-bucket/x.*: there is no such bucket; create it first"):
+    with pytest.raises(
+        UserError, match=r"s3://no-such-bucket/x.*: the bucket does not exist; create it first"
+    ):
         generate(SMALL, ObjectStore("s3://no-such-bucket/x", server.endpoint), Solo(), 1)
     with pytest.raises(UserError, match=r"train/00000\.bin cannot be opened: it does not exist"):
         Layout(store, SMALL).place.open(
             "train/00000.bin", ReadStatistics(), transfer=0, direct=False, streaming=False
         )
-    with pytest.raises(UserError, match=r"s3://: names no bucket"):
+    with pytest.raises(UserError, match=r"s3://: no bucket in this URL"):
         root_of("s3://", Storage(), 0)
     with pytest.raises(UserError, match=r"nowhere:// cannot be used: Protocol not known: nowhere"):
         require_data(SMALL, root_of("nowhere://bucket", Storage(), 0))
-    with pytest.raises(UserError, match=r"storage\.endpoints and storage\.region apply to s3://"):
+    with pytest.raises(UserError, match=r"storage\.endpoints and storage\.region apply only to s3://"):
         require_data(SMALL, root_of("memory://bucket", Storage(region="here"), 0))
 
 
@@ -156,7 +158,7 @@ def test_a_truncated_object_is_a_line(store):
         "train/00001.tfrecord", ReadStatistics(), transfer=0, direct=False, streaming=False
     )
     reader = find("tfrecord").open_samples(opened, layout.sizes("train", 1), SMALL)
-    with pytest.raises(UserError, match=r"00001\.tfrecord has 6000 bytes instead of \d+: damaged"):
+    with pytest.raises(UserError, match=r"00001\.tfrecord is damaged: 6000 bytes instead of \d+"):
         for number in range(3):
             reader.read(number)
 

@@ -55,8 +55,8 @@ def test_settings_lie_over_the_file(tmp_path):
         ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo': 'kilo' is not a unit"),
         ('format = "npz"', 'format = "bmp"', r"w\.toml:4: dataset\.format: .*got 'bmp'"),
         ("files = 4", "files = 4\ntotal_bytes = '1 MB'",
-         r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, total_bytes 1 MB"),
-        ("batch_size = 2", "batch_size = 5", r"w\.toml: a batch of 5 from 4 samples"),
+         r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, but total_bytes is 1 MB"),
+        ("batch_size = 2", "batch_size = 5", r"w\.toml: reader\.batch_size 5 exceeds the 4 samples"),
         ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: sample_bytes_stdev must be"),
         ("stdev = 0.01", "typ = 1", r"w\.toml:12: unknown key 'train\.computation\.typ'"),
         ("[reader]", "[reader", r"w\.toml: invalid TOML: .*line 8"),
@@ -81,7 +81,7 @@ def test_a_stated_total_does_not_hinder_a_smaller_data_set(tmp_path):
 def test_a_bad_setting_is_named_as_such(tmp_path):
     with pytest.raises(UserError, match=r"--set dataset\.files: .*got -1"):
         load.load(write(tmp_path, GOOD), ["dataset.files=-1"])
-    with pytest.raises(UserError, match=r"is not of the form table\.key=value"):
+    with pytest.raises(UserError, match=r"must have the form table\.key=value"):
         load.load(write(tmp_path, GOOD), ["dataset.files"])
 
 
@@ -169,7 +169,7 @@ def test_a_file_does_not_choose_where_the_users_files_go(tmp_path, monkeypatch, 
     for command in (["generate", path], ["run", path, "--out", "out"]):
         assert main(["io", *command]) == 2
         message = capsys.readouterr().err
-        assert "the workload proposes" in message and message.count("\n") == 1
+        assert "the workload file proposes" in message and message.count("\n") == 1
     assert list(home.iterdir()) == []
     assert not (tmp_path / "out").exists() and not (tmp_path / "data").exists()
 
@@ -178,7 +178,7 @@ def test_a_file_does_not_choose_who_gets_signed_requests(tmp_path):
     path = write(tmp_path, f"{GOOD}[storage]\nurl = 's3://bucket/x'\nendpoints = 'http://evil:1'\n")
     for given, settings in (("s3://mine/x", ()), ("s3://mine/x", ("storage.region='x'",))):
         with pytest.raises(
-            UserError, match=r"credentials; if you agree, add --set storage.endpoints=http://evil:1"
+            UserError, match=r"credentials; to accept them, add --set storage.endpoints=http://evil:1"
         ):
             data_of(given, load.load(path, settings), 0)
     assert (

@@ -29,9 +29,9 @@ def test_runs_below_the_utilisation_or_too_few_are_found():
     workload = load.load("mlperf_cosmoflow")
     violations = mlperf_storage.findings(workload, 10**9, 1, 1, [71.0, 69.9, None, 80.0])
     assert violations == [
-        "4 runs, 5 are required",
-        "run 2: utilisation 69.9%, 70% is required",
-        "run 3: utilisation none, 70% is required",
+        "4 runs, but 5 are required",
+        "run 2: utilisation 69.9%, but 70% is required",
+        "run 3: utilisation none, but 70% is required",
     ]
 
 
@@ -81,39 +81,39 @@ def test_retinanet_is_the_rounds_own_and_held_to_its_rules(tmp_path):
     for workload in (published, own, load.load("mlperf_retinanet")):
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [20.0, *[85.0] * 5]) == []
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [85.0] * 5) == [
-            "5 runs, 5 after one warm-up run are required"
+            "5 runs, but 5 after one warm-up run are required"
         ]
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [85.0, 84.9, *[85.0] * 4]) == [
-            "run 2: utilisation 84.9%, 85% is required"
+            "run 2: utilisation 84.9%, but 85% is required"
         ]
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "finding"),
     [
-        ("mlperf_retinanet", ["train.epochs=5"], "5 epochs, 8 whole ones are required"),
+        ("mlperf_retinanet", ["train.epochs=5"], "5 epochs, but 8 whole epochs are required"),
         ("mlperf_retinanet", ["dataset.sample_bytes=153600"],
-         "dataset.sample_bytes is 153600, 322957 in retinanet of v3.0"),
+         "dataset.sample_bytes is 153600, but 322957 in retinanet of v3.0"),
         ("mlperf_retinanet", ["train.computation=0.1"], "steps of 24 samples in 100 ms match no accelerator of "
          "retinanet: B200 (24 in 47.55 ms, v3.0), MI355 (32 in 63.4 ms, v3.0)"),
-        ("mlperf_unet3d", ["metric.au_percent=50", "train.epochs=4"], "4 epochs, 5 whole ones are required"),
-        ("mlperf_unet3d", ["reader.load_all=true"], "reader.load_all is true, false in unet3d of v2.0"),
-        ("mlperf_unet3d", ["train.barrier=false"], "train.barrier is false, true in unet3d of v2.0"),
-        ("mlperf_unet3d", ["reader.partition=false"], "reader.partition is false, true in unet3d of v2.0"),
+        ("mlperf_unet3d", ["metric.au_percent=50", "train.epochs=4"], "4 epochs, but 5 whole epochs are required"),
+        ("mlperf_unet3d", ["reader.load_all=true"], "reader.load_all is true, but false in unet3d of v2.0"),
+        ("mlperf_unet3d", ["train.barrier=false"], "train.barrier is false, but true in unet3d of v2.0"),
+        ("mlperf_unet3d", ["reader.partition=false"], "reader.partition is false, but true in unet3d of v2.0"),
         ("mlperf_unet3d", ["dataset.compressibility=4"],
-         "dataset.compressibility is 4.0, 1.0 in unet3d of v2.0"),
+         "dataset.compressibility is 4.0, but 1.0 in unet3d of v2.0"),
         ("mlperf_unet3d", ["dataset.sample_bytes_stdev=0"],
-         "dataset.sample_bytes_stdev is 0, 68341808 in unet3d of v2.0"),
+         "dataset.sample_bytes_stdev is 0, but 68341808 in unet3d of v2.0"),
         ("mlperf_unet3d", ["metric.exclude_start_steps=9"],
-         "metric.exclude_start_steps is 9, 1 in unet3d of v2.0"),
+         "metric.exclude_start_steps is 9, but 1 in unet3d of v2.0"),
         ("mlperf_cosmoflow", ["dataset.compression=gzip"],
-         'dataset.compression is "gzip", "none" in cosmoflow of v2.0'),
+         'dataset.compression is "gzip", but "none" in cosmoflow of v2.0'),
         ("mlperf_cosmoflow", ["reader.file_order=sequential"],
-         'reader.file_order is "sequential", "shuffled" in cosmoflow of v2.0'),
-        ("mlperf_cosmoflow", ["dataset.format=npz"], 'dataset.format is "npz", "tfrecord" in cosmoflow of '
+         'reader.file_order is "sequential", but "shuffled" in cosmoflow of v2.0'),
+        ("mlperf_cosmoflow", ["dataset.format=npz"], 'dataset.format is "npz", but "tfrecord" in cosmoflow of '
                                                      'v2.0'),
         ("mlperf_cosmoflow", ["checkpoint.total_bytes=1", "checkpoint.every_epochs=1"],
-         "checkpoint.every_epochs is 1, 0 in cosmoflow of v2.0"),
+         "checkpoint.every_epochs is 1, but 0 in cosmoflow of v2.0"),
         ("cosmoflow", [], "the workload cosmoflow is not one of MLPerf Storage: mlperf_cosmoflow, "
                           "mlperf_resnet50, "
          "mlperf_retinanet, mlperf_unet3d"),

@@ -125,7 +125,7 @@ def test_without_the_framework_the_run_goes_on_and_says_so(tmp_path, monkeypatch
     assert status == 0 and result["au_without_loader_percent"] is None
     printed = capsys.readouterr()
     assert "no_such_package" in printed.err
-    assert "the cost of the loader, pytorch, is not included" in " ".join(printed.out.split())
+    assert "the cost of the pytorch loader is not included" in " ".join(printed.out.split())
     monkeypatch.setattr(loader_cost, "FRAMEWORKS", {"pytorch": "no_such_package"})
     assert main(["io", "calibrate"]) == 2
 

@@ -72,6 +72,6 @@ def test_without_partition_every_rank_reads_everything():
 def test_too_few_files_or_samples_are_a_line():
     with pytest.raises(UserError, match="3 files are too few for 4 ranks"):
         require_enough(workload(3, 10), 4)
-    with pytest.raises(UserError, match="20 samples for 3 ranks cannot fill a step of 10 samples per rank"):
+    with pytest.raises(UserError, match="20 samples cannot fill one step of 3 ranks at 10 samples each"):
         require_enough(workload(4, 5, batch_size=10), 3)
     require_enough(workload(1, 40, batch_size=10), 4)  # one shared file

@@ -43,7 +43,7 @@ def test_extents_are_read_in_their_order_each_by_its_own_transfers(tmp_path):
         ("dataset.format=npz", "format binary"),
         ("dataset.sample_bytes_stdev=5", "samples of equal size"),
         ("reader.transfer_bytes=4096", "its own"),
-        ("reader.extents=[{offset=63703690,bytes=7}]", "end at 63703697"),
+        ("reader.extents=[{offset=63703690,bytes=7}]", "end at byte 63703697"),
     ],
 )
 def test_extents_that_do_not_fit_are_refused(setting, reason):

@@ -27,7 +27,7 @@ def test_a_shared_file_needs_as_many_ranks_of_mpi(monkeypatch):
     monkeypatch.setattr(mpi_io, "_mpi", lambda: SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1)))
     mpi_io.require_mpi(1, shared=True)
     mpi_io.require_mpi(4, shared=False)
-    with pytest.raises(UserError, match="1 rank of MPI, not 4; start it with mpirun"):
+    with pytest.raises(UserError, match="MPI has 1 rank, not 4; start with mpirun"):
         mpi_io.require_mpi(4, shared=True)
 
 

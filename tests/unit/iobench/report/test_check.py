@@ -70,11 +70,11 @@ def test_the_tools_utilisation_decides(tmp_path, text, tool, passes):
     utilisations = {"au_percent": text, "au_dlio_percent": tool, "au_without_loader_percent": 99.0}
     run = write(tmp_path / "run", {**one, "workload": workload, **utilisations})
     found = check_runs([run, run], 2**30)  # the first may count as a warm-up
-    failure = "run 2: utilisation 69.0% (99.0% without the cost of the loader), 70% is required"
+    failure = "run 2: utilisation 69.0% (99.0% without the cost of the loader), but 70% is required"
     assert (failure in found) is not passes
     said = " ".join(summary_lines(read_result(run)))
     assert (
-        f"{text}% by the text of MLPerf Storage's rules, {tool}% as its tool computes it (70% required)"
+        f"{text}% by the wording of MLPerf Storage's rules, {tool}% as its tool computes it (70% required)"
         in said
     )
 

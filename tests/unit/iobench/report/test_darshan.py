@@ -61,7 +61,7 @@ def test_without_a_trace_counts_stay_and_times_are_estimates(capsys, tmp_path):
         )
         == 0
     )
-    assert "not known exactly" in capsys.readouterr().out
+    assert "only estimates" in capsys.readouterr().out
     assert read_observation(tmp_path / "o")["files"] > 0
 
 

@@ -32,7 +32,7 @@ def test_slurms_counter_is_used_if_it_is_of_whole_nodes():
     }
     assert details == {
         "ipmi": "Slurm, ipmi",
-        "rapl": "Slurm's energy (rapl) is not used, since it does not cover whole nodes",
+        "rapl": "Slurm's energy (rapl) is not used, because it does not cover whole nodes",
     }
 
 
@@ -200,7 +200,7 @@ def test_a_login_node_is_examined_although_it_lacks_the_cores_of_a_sites_lists(b
     monkeypatch.setenv("MLHPC_BIND", "60000:60001")
     assert cli.main(["doctor"]) == 1
     output = " ".join(capsys.readouterr().out.split())
-    assert "fail binding MLHPC_BIND=60000:60001: local rank 0 cannot have core 60000" in output
+    assert "fail binding MLHPC_BIND=60000:60001: local rank 0 cannot use core 60000" in output
     assert "Python" in output and "not ready for a run" in output
 
 
@@ -211,7 +211,7 @@ def test_ranks_that_cannot_be_bound_are_examined_too(bare, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MLHPC_BOUND", raising=False)
     assert cli.main(["doctor"]) == 1
-    assert "local rank 0 cannot have core 60000" in capsys.readouterr().out
+    assert "local rank 0 cannot use core 60000" in capsys.readouterr().out
     monkeypatch.setenv("MLHPC_BOUND", "1")
     cli.main(["doctor"])
     assert "60000" not in capsys.readouterr().out
@@ -237,7 +237,7 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
         (["doctor", "cosmoflw"], "cosmoflow"),
         (["doctor", "--ranks", "-1"], "--ranks: -1 is not"),
         (["doctor", "--set", "cooling=Air"], "--system"),
-        (["doctor", "--data", ""], "--data: is empty"),
+        (["doctor", "--data", ""], "--data: it is empty"),
         (["doctor", "--site", "../mine"], "--site '../mine'"),
         (["doctor", "--system", "--set", "coling=Air"], "did you mean 'cooling'"),
         (["doctor", "--system", "--set", "cooling"], "FIELD=VALUE"),
@@ -281,7 +281,7 @@ def test_an_incomplete_system_description_is_not_written_and_the_repeat_with_set
     out = tmp_path / "system.json"
     assert cli.main(["doctor", "--system", "--out", str(out)]) == 1
     error = capsys.readouterr().err
-    assert "required: --set submitter=" in error and f"{out} not written" in error
+    assert "required: --set submitter=" in error and f"{out} was not written" in error
     assert not out.exists()
     settings = [word for name, value in REQUIRED.items() for word in ("--set", f"{name}={value}")]
     assert cli.main(["doctor", "--system", "--out", str(out), *settings]) == 0

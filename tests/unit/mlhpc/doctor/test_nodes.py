@@ -48,7 +48,7 @@ def test_the_examined_nodes_are_named():
     results = [
         line.detail for line in check_nodes(two[:1], mpirun, None, "none", {}) if line.name == "launcher"
     ]
-    assert results == ["mpirun: 4 ranks, only n0 examined"]
+    assert results == ["mpirun: 4 ranks; only n0 examined"]
 
 
 def test_nodes_that_cannot_connect_are_not_described_together(monkeypatch, capsys, tmp_path):
@@ -88,7 +88,7 @@ def test_differing_clocks_are_reported_with_their_node(offset, status):
 
 def test_a_clock_is_never_compared_with_itself():
     [line] = clocks([NODE, spoiled(host="n1", offset_s=0.0)])
-    assert line.detail == f"n1's clock is 0 s from that of {NODE['host']}"
+    assert line.detail == f"the clock of n1 differs by 0 s from that of {NODE['host']}"
 
 
 def test_a_clock_that_is_ahead_is_measured():

@@ -55,7 +55,7 @@ def test_a_damaged_run_does_not_keep_the_others_out(tmp_path: Path, capsys) -> N
     (tmp_path / "runs/run0/result.json").write_text('{"benchmark": "cosmo')
     assert cli.main(["history", "add", str(tmp_path / "runs")]) == 0
     out, err = capsys.readouterr()
-    assert "2 new records of 2" in out and "run0" in err and err.count("\n") == 1
+    assert "2 read, 2 new records added" in out and "run0" in err and err.count("\n") == 1
 
 
 def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:

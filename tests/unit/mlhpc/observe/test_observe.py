@@ -343,7 +343,7 @@ def test_csv_has_every_epoch_and_quotes_names(tmp_path: Path, capsys) -> None:
         result["launcher"] = name
         result["epochs"][0][name] = 0.5
         node = {"joules": 5000.0, "source": "Slurm, ipmi", "counters": 1, "nodes": 1, "problems": []}
-        result["energy"] = {"node": node, "processors": node | {"problems": ["package-1 stood still"]}}
+        result["energy"] = {"node": node, "processors": node | {"problems": ["package-1 did not advance"]}}
 
     make_run(tmp_path / "run", epochs=3, result=renamed)
     words = ["export", str(tmp_path / "run"), "--to", "csv", "--out", str(tmp_path / "csv")]

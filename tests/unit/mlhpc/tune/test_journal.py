@@ -78,11 +78,14 @@ def refused(out, capsys, *more):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--seed", "2"], "has a search with seed 1, not 2; choose another --out"),
-        (["--batch", "16,32"], "has a search with batches [16, 64], not [16, 32]"),
-        (["--set", "training.max_epochs=9"], "has a search with settings [], not ['training.max_epochs=9']"),
-        (["--data", "elsewhere"], "has a search with data 'data/cosmoflow-smoke', not 'elsewhere'"),
-        (["--preset", "mini"], "has a search with preset 'smoke', not 'mini'"),
+        (["--seed", "2"], "contains a search with seed=1, not 2; choose another --out"),
+        (["--batch", "16,32"], "contains a search with batches=[16, 64], not [16, 32]"),
+        (
+            ["--set", "training.max_epochs=9"],
+            "contains a search with settings=[], not ['training.max_epochs=9']",
+        ),
+        (["--data", "elsewhere"], "contains a search with data='data/cosmoflow-smoke', not 'elsewhere'"),
+        (["--preset", "mini"], "contains a search with preset='smoke', not 'mini'"),
     ],
 )
 def test_the_folder_of_another_search_is_refused(whole, tmp_path, capsys, more, said):
@@ -93,10 +96,10 @@ def test_the_folder_of_another_search_is_refused(whole, tmp_path, capsys, more, 
 def test_a_foreign_journal_is_refused(whole, tmp_path, capsys):
     lines = (whole / "tune.journal").read_text().splitlines(keepends=True)
     for text, said in (
-        ("not a journal\n", "tune.journal, line 1: not of Optuna's journal"),
-        ("".join([*lines[:9], lines[9][:20] + "\n", *lines[10:]]), "tune.journal, line 10: not of"),
-        ('{"op_code": 0}\n[]\n', "line 2: not of Optuna's journal"),
-        ("".join(lines[1:]), "has another study in it; choose another --out"),
+        ("not a journal\n", "tune.journal, line 1: not an entry of an Optuna journal"),
+        ("".join([*lines[:9], lines[9][:20] + "\n", *lines[10:]]), "tune.journal, line 10: not an entry of"),
+        ('{"op_code": 0}\n[]\n', "line 2: not an entry of an Optuna journal"),
+        ("".join(lines[1:]), "contains another study; choose another --out"),
         ('{"op_code": 0}\n', "cannot be replayed"),
     ):
         out = tmp_path / "out"
@@ -109,7 +112,7 @@ def test_a_foreign_journal_is_refused(whole, tmp_path, capsys):
 def test_a_folder_with_other_files_is_refused(tmp_path, capsys):
     (tmp_path / "run-001").mkdir()
     assert tune(tmp_path) == 2
-    assert "has other files in it, such as run-001; choose another --out" in capsys.readouterr().err
+    assert "contains other files, such as run-001; choose another --out" in capsys.readouterr().err
     assert not (tmp_path / "tune.journal").exists()
 
 
@@ -118,7 +121,7 @@ def test_another_study_of_optuna_is_refused(tmp_path, capsys):
     out.mkdir()
     storage = optuna.storages.journal.JournalFileBackend(str(out / "tune.journal"))
     optuna.create_study(storage=optuna.storages.JournalStorage(storage), study_name="mine")
-    assert "has another study in it; choose another --out" in refused(out, capsys)
+    assert "contains another study; choose another --out" in refused(out, capsys)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_default_that_cannot_run_ends_the_search_with_its_reason(site, capsys)
     site.will(**{"run-001": "aborted"})
     assert tune(site) == 2
     error = capsys.readouterr().err
-    assert error.startswith("mlhpc: the default cannot be run: ") and error.count("\n") == 1
+    assert error.startswith("mlhpc: the default configuration failed: ") and error.count("\n") == 1
     site.will()
     assert tune(site) == 0  # it continues
 
@@ -94,7 +94,7 @@ def test_a_default_that_cannot_run_ends_the_search_with_its_reason(site, capsys)
 def test_a_search_without_a_run_that_reaches_the_target_says_so(site, capsys):
     site.will(**{f"run-{n:03}": "missed-3" for n in range(1, 40)})
     assert tune(site) == 3
-    assert "no choice reached the target" in capsys.readouterr().out
+    assert "no configuration reached the target" in capsys.readouterr().out
     assert not (site.out / "best.toml").exists()
 
 
@@ -121,7 +121,7 @@ def test_the_preset_is_the_winner_and_the_rules_read_it(site, capsys):
     assert tuned == expected
     capsys.readouterr()
     assert cli.main(["rules", "cosmoflow", "--config", str(preset)]) == 0
-    assert "open division: none of these rules apply" in capsys.readouterr().out
+    assert "these rules do not apply to the open division" in capsys.readouterr().out
 
 
 def test_no_data_set_is_one_line_and_no_folder(tmp_path, capsys):

@@ -81,11 +81,11 @@ def test_smoke_presets_have_no_published_points():
     [
         (Axes(batch=(16, 10**6)), "--batch 1000000: .*16384 training samples"),
         (Axes(batch=(16, 25), ranks=(1, 3)), "--ranks 3: .*multiple of 3"),
-        (Axes(schedule=("fast",)), "--schedule fast: not a factor, such as 0.7, nor a published preset"),
+        (Axes(schedule=("fast",)), "--schedule fast: neither a factor, such as 0.7, nor a published preset"),
         (Axes(schedule=("closed-512",)), "--schedule closed-512: .*no preset"),
-        (Axes(schedule=("0",)), "--schedule 0: a factor is from 0.01"),
-        (Axes(schedule=("nan",)), "--schedule nan: a factor is from 0.01"),
-        (Axes(rate=(1.03, 1.1)), "--rate 1.03,1.1 has none of the rates"),
+        (Axes(schedule=("0",)), "--schedule 0: factors must be from 0.01"),
+        (Axes(schedule=("nan",)), "--schedule nan: factors must be from 0.01"),
+        (Axes(rate=(1.03, 1.1)), "--rate 1.03,1.1 contains none of the rates"),
         (Axes(ranks=(3,)), "must be a multiple of 3"),
     ],
 )

@@ -64,7 +64,7 @@ def test_largest_batch_is_the_last_that_fits():
 
 def test_a_sample_that_does_not_fit_is_one_line():
     run = load("deepcam", "closed")
-    with pytest.raises(UserError, match=r"a sample of DeepCAM does not fit: it needs .*, there are 2 GB"):
+    with pytest.raises(UserError, match=r"a sample of DeepCAM does not fit: it needs .*, but only 2 GB"):
         largest_batch(lambda n: memory_of(run, n).peak, 2e9, "a sample of DeepCAM")
 
 

@@ -131,5 +131,5 @@ def test_the_page_has_charts_and_parts_that_add_up_to_the_step():
     assert sum(row["ms per step"] for row in rows) == pytest.approx(1000)
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     assert sum(row["of all threads, ms"] for row in rows) == pytest.approx(1e3 * sum(one.parts.values()))
-    assert "Operations ran side by side" in page(one)
-    assert "side by side" not in page(shown(4, 1.0)), "nothing overlaps"
+    assert "Operations ran concurrently" in page(one)
+    assert "ran concurrently" not in page(shown(4, 1.0)), "nothing overlaps"

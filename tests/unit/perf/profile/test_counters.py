@@ -118,7 +118,7 @@ def test_a_recorded_file_without_flops_and_bytes_says_so(file):
 def test_perf_needs_the_number_of_steps_and_a_step_on_the_host():
     with pytest.raises(UserError, match="add --counted-steps"):
         read(FILES / "perf_stat.json", steps=None)
-    with pytest.raises(UserError, match="counts the host, but a device computes the step"):
+    with pytest.raises(UserError, match="counts work on the host, but a device computes the step"):
         of_step(read(FILES / "perf_stat.json", 1), GPU_STEP, network(), "float32")
 
 
@@ -133,7 +133,7 @@ def test_counts_that_are_none_are_refused(tmp_path, value):
     line = json.loads((FILES / "perf_stat.json").read_text().splitlines()[2])
     path = tmp_path / "counts.json"
     path.write_text(json.dumps(line | {"counter-value": value}))
-    with pytest.raises(UserError, match=r"counts.json: not readable as output of perf stat"):
+    with pytest.raises(UserError, match=r"counts.json: not readable perf stat output"):
         read(path, 1)
 
 

@@ -42,14 +42,22 @@ def test_a_node_of_the_machine_differs_in_nothing(monkeypatch, name):
 @pytest.mark.parametrize(
     ("name", "node", "says"),
     [
-        ("h200", "gh200", "NVIDIA GH200 120GB for NVIDIA H200 SXM 141 GB"),  # no H200 for its name
-        ("gh200", "h200", "NVIDIA H200 for NVIDIA GH200 96 GB"),
-        ("perlmutter", "dgx-a100", "accelerators of 85.9 GB for 42.5 GB"),
-        ("dgx-a100", "perlmutter", "accelerators of 42.9 GB for 85.2 GB"),
-        ("perlmutter", "cori-knl", "Intel(R) Xeon Phi(TM) CPU 7250 @ 1.40GHz for NVIDIA A100 SXM4 40 GB"),
-        ("cori-gpu", (("Tesla V100S-PCIE-32GB", 32_768), 2, {40}), "Tesla V100S-PCIE-32GB for NVIDIA V100"),
-        ("perlmutter", (A100_40, 4, {96, 48}), "96 cores for 64"),
-        ("perlmutter", (A100_40, 8, {64}), "8 accelerators for 4 a node"),
+        ("h200", "gh200", "NVIDIA GH200 120GB instead of NVIDIA H200 SXM 141 GB"),  # no H200 for its name
+        ("gh200", "h200", "NVIDIA H200 instead of NVIDIA GH200 96 GB"),
+        ("perlmutter", "dgx-a100", "accelerators of 85.9 GB instead of 42.5 GB"),
+        ("dgx-a100", "perlmutter", "accelerators of 42.9 GB instead of 85.2 GB"),
+        (
+            "perlmutter",
+            "cori-knl",
+            "Intel(R) Xeon Phi(TM) CPU 7250 @ 1.40GHz instead of NVIDIA A100 SXM4 40 GB",
+        ),
+        (
+            "cori-gpu",
+            (("Tesla V100S-PCIE-32GB", 32_768), 2, {40}),
+            "Tesla V100S-PCIE-32GB instead of NVIDIA V100",
+        ),
+        ("perlmutter", (A100_40, 4, {96, 48}), "96 cores instead of 64"),
+        ("perlmutter", (A100_40, 8, {64}), "8 accelerators per node instead of 4"),
     ],
 )
 def test_another_node_is_told_by_what_it_has(monkeypatch, name, node, says):

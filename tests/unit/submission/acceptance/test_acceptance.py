@@ -232,7 +232,7 @@ def faster(name: str, data: bytes) -> bytes:
 
 def test_a_changed_log_is_found_by_its_checksum(archive, capsys):
     path = rewritten(archive[0], faster, with_manifest=False)
-    assert "has another checksum" in said(capsys, "--acceptance", path, "--digest", archive[1])
+    assert "is damaged: the checksum of" in said(capsys, "--acceptance", path, "--digest", archive[1])
 
 
 def test_a_changed_log_with_new_checksums_is_found_by_the_digest(archive, capsys):
@@ -245,7 +245,7 @@ def test_changed_figures_are_found_by_computing_them_again(archive, capsys):
         return data.replace(b'"status": 0', b'"status": 1') if name.endswith("acceptance.json") else data
 
     path = rewritten(archive[0], better, with_manifest=True)
-    assert 'has "status": 1, computed again "status": 0' in said(capsys, "--acceptance", path)
+    assert 'has "status": 1, recomputed "status": 0' in said(capsys, "--acceptance", path)
 
 
 def test_only_evidence_is_archived_and_no_link_is_followed(results, tmp_path, capsys):
@@ -273,14 +273,14 @@ def test_only_evidence_is_archived_and_no_link_is_followed(results, tmp_path, ca
     ('offered = "20 min"', "offered = nan", "'nan' is not a number with a unit"),
     ('offered = "20 min"', "offered = 20", "'20' is not a number with a unit"),
     ('"50%"', '"150%"', "jobs.universe.fraction: Input should be less than or equal to 1"),
-    ('fraction = "50%"', 'fraction = "50%"\nnodes = 2', "give either nodes or fraction"),
-    ('fraction = "50%"', "nodes = 5", "5 of 4 nodes"),
+    ('fraction = "50%"', 'fraction = "50%"\nnodes = 2', "set either nodes or fraction"),
+    ('fraction = "50%"', "nodes = 5", "exceeds the system's 4 nodes"),
     ("corigpu_n64_tf1.15.0", "corigpu_n46", "did you mean 'v0.7 LBNL corigpu_n64_tf1.15.0'?"),
     ('"v0.7 LBNL corigpu_n64_tf1.15.0"', '"v1.0 LBNL perlmutter_10x128x4_ngc21.09_mxnet"', "no published set"),
     ('benchmark = "deepcam"', 'benchmark = "deepcm"', "did you mean 'deepcam'"),
-    ('weight = 2.0', 'tier = "ported"', "tier ported needs changes"),
+    ('weight = 2.0', 'tier = "ported"', "tier ported requires changes"),
     ('"perlmutter"', '"perlmuter"', "no machine 'perlmuter'"),
-    ('"perlmutter"', '"../m.toml"', "must be beside the tender"),
+    ('"perlmutter"', '"../m.toml"', "must be in the tender's own folder"),
     ("title", "title title", "invalid TOML"),
     ('[system]\nmachine = "perlmutter"\nnodes = 4\n', "", "system: Field required"),
 ])  # fmt: skip
@@ -289,7 +289,7 @@ def test_a_wrong_tender_is_one_line(tmp_path, capsys, old, new, message):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ([], "which results?"),
+    ([], "no results named;"),
     (["--out", "x"], "require --acceptance"),
     (["--acceptance", "missing.toml"], "No such file"),
     (["--acceptance", "missing.tar.gz"], "no such archive"),
@@ -303,7 +303,7 @@ def test_options_that_do_not_fit_are_one_line(capsys, words, message):
 def test_two_sets_of_one_job_are_refused(results, tmp_path, capsys):
     tree = shutil.copytree(results, tmp_path / "org")
     make_set(tree, "cosmoflow", [20.0 + n for n in range(10)], system="other")
-    assert "2 sets of cosmoflow of one size" in said(capsys, tree, "--acceptance", tender(tmp_path))
+    assert "cosmoflow has 2 sets of the same size" in said(capsys, tree, "--acceptance", tender(tmp_path))
 
 
 def test_the_example_works_offline_and_marks_what_is_scaled(tmp_path, capsys):

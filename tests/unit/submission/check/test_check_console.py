@@ -81,7 +81,7 @@ def test_a_file_that_is_no_log_is_one_line(
     assert main([command, str(tmp_path / "passwd")]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and not printed.out
-    assert "passwd is not a log: no line has :::MLLOG" in printed.err
+    assert "passwd is not a log: no line contains :::MLLOG" in printed.err
 
 
 def test_runs_of_two_divisions_have_no_score(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_an_organisation_that_is_not_a_folder_name_is_refused(closed_set, system
 
 
 def test_a_system_name_that_is_too_long_for_a_folder_is_refused(closed_set, system_file, tmp_path):
-    with pytest.raises(UserError, match="system_name, a folder name, has more than"):
+    with pytest.raises(UserError, match="system_name exceeds"):
         pack([closed_set], org="Lab", system_file=system_file(system_name=300 * "a"), out=tmp_path / "out")
 
 

@@ -107,7 +107,7 @@ def test_a_machine_is_for_one_run(tmp_path: Path) -> None:
 def test_a_run_that_did_not_end_has_no_prediction_and_leaves_no_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "result.json").unlink()
-    with pytest.raises(UserError, match=r"--machine needs a run with epochs"):
+    with pytest.raises(UserError, match=r"--machine requires a run with config.toml"):
         report(run, Console(file=StringIO()), machine="dgx-a100")
     assert not (run / "report.html").exists()
 
