@@ -109,7 +109,7 @@ def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str
     for other in registry.BUILT_IN:
         for option in getattr(getattr(other, tool), "options", ()):
             if _is_given(getattr(options, option.key, None)) and other is not benchmark:
-                raise UserError(f"--{option.name} is for {other.name}")
+                raise UserError(f"--{option.name} applies only to {other.name}")
     given = {}
     for option in getattr(getattr(benchmark, tool), "options", ()):
         value = getattr(options, option.key, None)

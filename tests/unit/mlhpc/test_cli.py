@@ -203,7 +203,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample is for cosmoflow"),
         (
             ["data", "convert", "cosmoflow", "nowhere", "out", "--max-error", "1"],
-            "--max-error is for deepcam",
+            "--max-error applies only to deepcam",
         ),
         (["data", "convert", "resnet50", "nowhere", "out"], "requires --codec tfrecord, lmdb, raw"),
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
