@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlhpc.common.kernels.launch import Kernel
+
 ROWS = 16
 CHANNELS = 64
 """Of a tile of pooled voxels."""
@@ -15,7 +17,7 @@ WARPS = 2 if torch.version.hip else 4
 """128 threads, each of which moves 16 bytes of a tile."""
 
 
-@triton.jit
+@Kernel
 def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr):
     """``out``: log(1 + counts), of ``channels`` that follow each other in memory less ``mean`` and over
     ``spread``."""
@@ -39,7 +41,7 @@ def _corner(pooled, depth, height, width):
     return ((rest * 2 * height + down) * 2 * 2 * width + across * 2).to(tl.int64)
 
 
-@triton.jit
+@Kernel
 def pool(
     x, bias, y, places, rows, depth, height, width, eights, LEAK: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
@@ -66,7 +68,7 @@ def pool(
     tl.store(y + to, tl.where(best > 0.0, best, best * LEAK).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@Kernel
 def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
@@ -98,8 +100,8 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
     """log(1 + counts) as ``dtype``; ``counts`` [..., channels] are contiguous, with channels last, and less
     ``mean`` over ``spread`` if these are not empty."""
     out = torch.empty_like(counts, dtype=dtype)
-    logarithm[(triton.cdiv(counts.numel(), ELEMENTS),)](
-        counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
+    logarithm.launch(
+        (triton.cdiv(counts.numel(), ELEMENTS), 1), counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
         NORMALISE=mean.numel() > 0, ELEMENTS=ELEMENTS,
     )  # fmt: skip
     return out
@@ -112,8 +114,8 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
     places = torch.empty_like(y, dtype=torch.uint8)
     rows = y.numel() // x.shape[1]
     grid = triton.cdiv(rows, ROWS), triton.cdiv(x.shape[1], CHANNELS)
-    pool[grid](
-        x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
+    pool.launch(
+        grid, x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
         LEAK=leak, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     return y, places
@@ -129,8 +131,9 @@ def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor
     rows = places.numel() // channels
     programs = triton.cdiv(rows, ROWS * GROUP)
     sums = torch.empty((programs, channels), dtype=torch.float32, device=gradient.device)
-    spread_back[programs, triton.cdiv(channels, CHANNELS)](
-        gradient, places, of_x, sums, rows, *sides, channels // 8,
+    grid = programs, triton.cdiv(channels, CHANNELS)
+    spread_back.launch(
+        grid, gradient, places, of_x, sums, rows, *sides, channels // 8,
         LEAK=leak, GROUP=GROUP, num_warps=WARPS, ROWS=ROWS, CHANNELS=CHANNELS,
     )  # fmt: skip
     return of_x, sums.sum(0)

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mlhpc.common.kernels.launch import Kernel
 from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.deepcam.data.delta import Lines, Normalisation
 
@@ -24,7 +25,7 @@ def _add_within_segment(sum_a, starts_a, sum_b, starts_b):
     return tl.where(starts_b != 0, sum_b, sum_a + sum_b), starts_a | starts_b
 
 
-@triton.jit
+@Kernel
 def decode_line(
     kinds,
     first,
@@ -113,7 +114,8 @@ def decode(
     for start, array in zip(starts, arrays, strict=False):
         host.numpy()[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     moved = host.to(device) if move is None else move(host)
-    decode_line[(rows, channels)](
+    decode_line.launch(
+        (rows, channels),
         *(
             moved[start:end].view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
             for start, end, array in zip(starts, starts[1:], arrays, strict=False)
