@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlhpc.common.kernels.launch import Kernel
+from mlhpc.common.kernels.launch import Kernel, parts
 
 PARTS = 32
 ROWS = 32
@@ -69,9 +69,9 @@ def sum_up(
     x, gradient, y, statistics, weight, bias, sums, rows, eights, each, BACKWARD: tl.constexpr,
     ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (channels, part): two sums over ``each`` rows. Forward of ``x`` less its first row and of the squares
-    (Chan et al. 1983, shifted data); ``BACKWARD`` of the gradient and of its product with the normalised ``x``.
-    ``eights``: channels / 8, by which Triton knows that eight are aligned."""
+    """Program (channels, part): two sums over ``each`` rows. Forward: of ``x`` less its first row, and of the
+    squares (Chan et al. 1983, shifted data); ``BACKWARD``: of the gradient, and of its product with the
+    normalised ``x``. ``eights``: channels / 8, by which Triton knows that eight are aligned."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -180,13 +180,13 @@ def forward(
     y = torch.empty_like(x)
     sums = weight.new_empty((2, PARTS, channels))
     statistics = weight.new_empty((2, channels))
-    blocks, eights = triton.cdiv(channels, CHANNELS), channels // 8
+    blocks, eights = parts(channels, CHANNELS), channels // 8
     sum_up.launch(
         (blocks, PARTS), x, x, x, statistics, weight, bias, sums, rows, eights, _rows_of_a_part(rows),
         BACKWARD=False, ADDED=False, RELU=False, **TILE,
     )  # fmt: skip
     normalise.launch(
-        (blocks, triton.cdiv(rows, ROWS_WRITTEN)),
+        (blocks, parts(rows, ROWS_WRITTEN)),
         x, x if added is None else added, sums, weight, bias, running_mean, running_var, statistics, y,
         rows, eights, ROWS_WRITTEN, momentum, eps, ADDED=added is not None, RELU=relu, **TILE,
     )  # fmt: skip
@@ -209,16 +209,16 @@ def backward(
     of_added = None if y is None else torch.empty_like(x)
     sums = weight.new_empty((2, PARTS, channels))
     of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
-    blocks, eights = triton.cdiv(channels, CHANNELS), channels // 8
+    blocks, eights = parts(channels, CHANNELS), channels // 8
     given = x, gradient, x if y is None else y, statistics, weight, bias, sums
     kind = {"ADDED": y is not None, "RELU": relu, **TILE}
     sum_up.launch((blocks, PARTS), *given, rows, eights, _rows_of_a_part(rows), BACKWARD=True, **kind)
     written = of_x, of_x if of_added is None else of_added, of_weight, of_bias
-    grid = blocks, triton.cdiv(rows, ROWS_WRITTEN)
+    grid = blocks, parts(rows, ROWS_WRITTEN)
     propagate.launch(grid, *given, *written, rows, eights, ROWS_WRITTEN, **kind)
     return of_x, of_added, of_weight, of_bias
 
 
 def _rows_of_a_part(rows: int) -> int:
     """Rows of each of ``PARTS``: whole tiles."""
-    return ROWS * -(-rows // (ROWS * PARTS))
+    return ROWS * parts(rows, ROWS * PARTS)

@@ -17,9 +17,9 @@ ALIGNED = 16
 class Kernel:
     """``function``, in Triton's language, as a kernel.
 
-    ``triton.jit`` works out in Python, at every launch, which of its compiled kernels fits. ``launch`` remembers it by
-    the types and devices of tensors and the values of numbers; one that is not aligned, another version of
-    Triton, AMD's (where the bytes behind a pointer matter as well), and the interpreter take Triton's way.
+    At every launch ``triton.jit`` works out in Python which of its compiled kernels fits. ``launch`` remembers it
+    by the types and devices of tensors and the values of numbers. Tensors that are not aligned, other versions
+    of Triton, AMD's GPUs, where the bytes behind a pointer matter too, and the interpreter take Triton's way.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -61,3 +61,8 @@ class Kernel:
         compiled.run(
             *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *rest
         )
+
+
+def parts(whole: int, size: int) -> int:
+    """Parts of ``size`` in ``whole``, of which the last may be smaller; ``triton.cdiv`` takes microseconds."""
+    return -(-whole // size)

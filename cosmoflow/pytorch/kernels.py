@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlhpc.common.kernels.launch import Kernel
+from mlhpc.common.kernels.launch import Kernel, parts
 
 ROWS = 16
 CHANNELS = 64
@@ -101,7 +101,7 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
     ``mean`` over ``spread`` if these are not empty."""
     out = torch.empty_like(counts, dtype=dtype)
     logarithm.launch(
-        (triton.cdiv(counts.numel(), ELEMENTS), 1), counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
+        (parts(counts.numel(), ELEMENTS), 1), counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
         NORMALISE=mean.numel() > 0, ELEMENTS=ELEMENTS,
     )  # fmt: skip
     return out
@@ -113,7 +113,7 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
     y = torch.empty(pooled, dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
     places = torch.empty_like(y, dtype=torch.uint8)
     rows = y.numel() // x.shape[1]
-    grid = triton.cdiv(rows, ROWS), triton.cdiv(x.shape[1], CHANNELS)
+    grid = parts(rows, ROWS), parts(x.shape[1], CHANNELS)
     pool.launch(
         grid, x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
         LEAK=leak, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS,
@@ -129,9 +129,9 @@ def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor
         dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last_3d,
     )  # fmt: skip
     rows = places.numel() // channels
-    programs = triton.cdiv(rows, ROWS * GROUP)
+    programs = parts(rows, ROWS * GROUP)
     sums = torch.empty((programs, channels), dtype=torch.float32, device=gradient.device)
-    grid = programs, triton.cdiv(channels, CHANNELS)
+    grid = programs, parts(channels, CHANNELS)
     spread_back.launch(
         grid, gradient, places, of_x, sums, rows, *sides, channels // 8,
         LEAK=leak, GROUP=GROUP, num_warps=WARPS, ROWS=ROWS, CHANNELS=CHANNELS,
