@@ -6,7 +6,7 @@ import sys
 
 from fake_cuda.library import devices, loader
 
-PROGRAM = '''
+PROGRAM = """
 import torch, triton, triton.language as tl
 from triton.compiler.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
@@ -60,7 +60,7 @@ through.clear()
 scale.launch((4, 1), wide, half.cpu(), 1024, 2.0, LEAK=0.3, BLOCK=256)
 assert through  # Triton refuses it
 print("equal")
-'''
+"""
 
 
 def test_the_kernels_and_arguments_are_tritons(tmp_path):
