@@ -31,7 +31,7 @@ class Layer(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library for the instructions that PyTorch uses here, which ATEN_CPU_CAPABILITY limits; None where it was not
+    """The library for the instructions that PyTorch uses, which ATEN_CPU_CAPABILITY limits; None where it was not
     compiled, and PyTorch computes everything."""
     kind = torch.backends.cpu.get_cpu_capability().lower()  # "avx512", "avx2" or another
     compiled = compiled_library(__file__, f"_pooled_{kind}") or compiled_library(__file__, "_pooled")

@@ -1,4 +1,4 @@
-"""The differential codec decoded on a GPU: the sections cross the bus, and a program takes a line of one channel.
+"""The differential codec decoded on a GPU: the sections cross the bus, and a program takes a row of all channels.
 
 All kinds of lines go through one kernel without diverging inside a program; the sum along segments is a scan of
 integers, so that every value has the bits of ``delta.decode_line``. Triton's interpreter (``TRITON_INTERPRET=1``)
@@ -25,70 +25,65 @@ def _add_within_segment(sum_a, starts_a, sum_b, starts_b):
     return tl.where(starts_b != 0, sum_b, sum_a + sum_b), starts_a | starts_b
 
 
+BLOCK = 128
+"""Columns that a program decodes at once, of all channels."""
+
+
 @Kernel
-def decode_line(
-    kinds,
-    first,
-    coded,
-    pivots,
-    units,
-    codes,
-    raw,
-    shift,
-    scale,
-    out,
-    rows,
-    columns,
-    row_stride,
-    column_stride,
-    channel_stride,
-    NORMALISE: tl.constexpr,
-    BFLOAT16: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Program (row, channel) decodes its line into ``out``, whose strides are in elements; ``BLOCK`` is a power of
-    two of at least ``columns``. ``BFLOAT16``: ``out`` is its bits, int16."""
+def decode_row(
+    kinds, first, coded, pivots, units, codes, raw, shift, scale, out, rows, columns, channels, row_stride,
+    column_stride, channel_stride, NORMALISE: tl.constexpr, BFLOAT16: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Program row: decodes its lines of all channels into ``out``, whose strides are in elements, so that values are
+    stored in the order of memory. ``CHANNELS`` is a power of two of at least ``channels``. ``BFLOAT16``: ``out`` is
+    its bits, int16."""
     row = tl.program_id(0)
-    channel = tl.program_id(1)
+    channel = tl.arange(0, CHANNELS)
+    there = channel < channels
     line = channel * rows + row
-    kind = tl.load(kinds + line).to(tl.int32)
-    begin = tl.load(first + line)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
+    kind = tl.load(kinds + line, mask=there, other=0).to(tl.int32)[:, None]
+    begin = tl.load(first + line, mask=there, other=0)[:, None]
+    own_codes = codes + tl.load(coded + line, mask=there, other=0)[:, None] * columns
+    own_raw = raw + begin * columns
     is_raw = kind == 1
     is_coded = kind > 1
-
     log2 = tl.where(is_coded, kind >> 1, 20)
-    code = tl.load(codes + tl.load(coded + line) * columns + column, mask=inside & is_coded, other=0).to(
-        tl.int32
-    )
-    magnitude = (16 + (code & 15)) << ((code >> 4) & 7)
-    logarithmic = tl.where(code == 0, 0, tl.where(code >= 128, -magnitude, magnitude))
-    linear = (code ^ 128) - 128
-    difference = tl.where((kind & 1) == 1, linear, logarithmic)
-    starts = ((column & ((1 << log2) - 1)) == 0).to(tl.int32)
-    sums, _ = tl.associative_scan((difference, starts), 0, _add_within_segment)
-
-    segment = begin + (column >> log2)
-    not_raw = inside & (kind != 1)
-    pivot = tl.load(pivots + segment, mask=not_raw, other=0.0)
-    exponent = tl.load(units + segment, mask=not_raw, other=0).to(tl.int32)
-    unit = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
-    value = tl.where(is_coded, pivot + sums.to(tl.float32) * unit, pivot)
-    stored = tl.load(raw + begin * columns + column, mask=inside & is_raw, other=0.0)
-    value = tl.where(is_raw, stored, value)
+    to = out + row.to(tl.int64) * row_stride + channel.to(tl.int64)[:, None] * channel_stride
     if NORMALISE:
-        value = (value - tl.load(shift + channel)) * tl.load(scale + channel)
-    target = (
-        out + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride + channel * channel_stride
-    )
-    if BFLOAT16:  # rounded here, and not by a conversion, which Triton's interpreter truncates
-        bits = value.to(tl.uint32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = tl.where(value != value, (bits >> 16) | 0x40, rounded)
-        tl.store(target, rounded.to(tl.int16), mask=inside)
-    else:
-        tl.store(target, value.to(out.dtype.element_ty), mask=inside)
+        offset = tl.load(shift + channel, mask=there, other=0.0)[:, None]
+        factor = tl.load(scale + channel, mask=there, other=0.0)[:, None]
+    before = tl.zeros((CHANNELS,), tl.int32)
+    for begin_column in range(0, columns, BLOCK):
+        column = begin_column + tl.arange(0, BLOCK)[None, :]
+        inside = there[:, None] & (column < columns)
+        code = tl.load(own_codes + column, mask=inside & is_coded, other=0).to(tl.int32)
+        magnitude = (16 + (code & 15)) << ((code >> 4) & 7)
+        logarithmic = tl.where(code == 0, 0, tl.where(code >= 128, -magnitude, magnitude))
+        linear = (code ^ 128) - 128
+        difference = tl.where((kind & 1) == 1, linear, logarithmic)
+        starts = ((column & ((1 << log2) - 1)) == 0).to(tl.int32)
+        sums, started = tl.associative_scan((difference, starts), 1, _add_within_segment)
+        sums += tl.where(started != 0, 0, before[:, None])  # a segment that began in an earlier block
+        before = tl.sum(tl.where(column == begin_column + BLOCK - 1, sums, 0), 1)
+
+        segment = begin + (column >> log2)
+        not_raw = inside & (kind != 1)
+        pivot = tl.load(pivots + segment, mask=not_raw, other=0.0)
+        exponent = tl.load(units + segment, mask=not_raw, other=0).to(tl.int32)
+        unit = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+        value = tl.where(is_coded, pivot + sums.to(tl.float32) * unit, pivot)
+        value = tl.where(is_raw, tl.load(own_raw + column, mask=inside & is_raw, other=0.0), value)
+        if NORMALISE:
+            value = (value - offset) * factor
+        target = to + column.to(tl.int64) * column_stride
+        if BFLOAT16:  # rounded here, and not by a conversion, which Triton's interpreter truncates
+            bits = value.to(tl.uint32, bitcast=True)
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            rounded = tl.where(value != value, (bits >> 16) | 0x40, rounded)
+            tl.store(target, rounded.to(tl.int16), mask=inside)
+        else:
+            tl.store(target, value.to(out.dtype.element_ty), mask=inside)
 
 
 def decode(
@@ -114,19 +109,19 @@ def decode(
     for start, array in zip(starts, arrays, strict=False):
         host.numpy()[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     moved = host.to(device) if move is None else move(host)
-    decode_line.launch(
-        (rows, channels),
+    decode_row.launch(
+        (rows, 1),
         *(
             moved[start:end].view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
             for start, end, array in zip(starts, starts[1:], arrays, strict=False)
         ),
         out.view(torch.int16) if out.dtype == torch.bfloat16 else out,
-        rows,
-        columns,
+        *lines.shape,
         *out.stride(),
         NORMALISE=normalise is not None,
         BFLOAT16=out.dtype == torch.bfloat16,
-        BLOCK=max(16, triton.next_power_of_2(columns)),
+        CHANNELS=triton.next_power_of_2(channels),
+        BLOCK=BLOCK,
         enable_fp_fusion=False,
     )
 

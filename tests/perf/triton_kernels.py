@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from mlhpc.common.kernels import batchnorm
 from mlhpc.common.kernels.launch import Kernel
 from mlhpc.cosmoflow.pytorch import kernels as cosmoflow
-from mlhpc.deepcam.data.delta_triton import decode_line
+from mlhpc.deepcam.data.delta_triton import BLOCK, decode_row
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -30,7 +30,8 @@ WAVES, VGPRS = 8, 512  # of a SIMD unit of CDNA 2 and 3 (AMD, CDNA 3 ISA, sectio
 
 
 class Compiled(NamedTuple):
-    """A kernel with the types of its arguments in order, its constants, and its warps on NVIDIA's and AMD's."""
+    """A kernel with the types of its arguments in order, ``:16`` for multiples of 16, its constants, and its warps on
+    NVIDIA's and AMD's."""
 
     function: Kernel
     arguments: str
@@ -56,10 +57,10 @@ KERNELS = {
         POOLED | {"GROUP": cosmoflow.GROUP},
         waves=2,
     ),
-    "decode_line": Compiled(
-        decode_line,
-        "*u8 *i64 *i64 *fp32 *i8 *u8 *fp32 *fp32 *fp32 *fp16 i32 i32 i32 i32 i32",
-        {"NORMALISE": True, "BFLOAT16": False, "BLOCK": 2048},
+    "decode_row": Compiled(
+        decode_row,
+        "*u8 *i64 *i64 *fp32 *i8 *u8 *fp32 *fp32 *fp32 *fp16 i32:16 i32:16 i32:16 i32:16 i32:16",
+        {"channel_stride": 1, "NORMALISE": True, "BFLOAT16": False, "CHANNELS": 16, "BLOCK": BLOCK},
     ),
     "sum_up": Compiled(
         batchnorm.sum_up, f"{GIVEN} i32 i32 i32", {"BACKWARD": False, "ADDED": False, "RELU": False} | TILE
@@ -89,11 +90,14 @@ def figures(kernel: Compiled, target: str) -> Figures:
     nvidia = target.startswith("sm_")
     gpu = GPUTarget("cuda", int(target[3:]), 32) if nvidia else GPUTarget("hip", target, 64)
     names, types = kernel.function.jit.arg_names, kernel.arguments.split()
-    signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
+    signature = dict.fromkeys(names, "constexpr") | dict(
+        zip(names, (kind.partition(":")[0] for kind in types), strict=False)
+    )
     # PyTorch's memory begins at multiples of 16 bytes and more, for which Triton compiles when it runs.
-    aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(types) if kind.startswith("*")}
+    known = [n for n, kind in enumerate(types) if kind.startswith("*") or kind.endswith(":16")]
+    aligned = {(n,): [["tt.divisibility", 16]] for n in known}
     source = triton.compiler.ASTSource(kernel.function.jit, signature, kernel.constants, aligned)
-    options = {"enable_fp_fusion": kernel.function is not decode_line}
+    options = {"enable_fp_fusion": kernel.function is not decode_row}
     options["num_warps"] = kernel.warps if nvidia else kernel.waves
     made = triton.compile(source, target=gpu, options=options)
     return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])
