@@ -35,9 +35,9 @@ def decode_row(
     column_stride, channel_stride, NORMALISE: tl.constexpr, BFLOAT16: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Program row: decodes its lines of all channels into ``out``, whose strides are in elements, so that values are
-    stored in the order of memory. ``CHANNELS`` is a power of two of at least ``channels``. ``BFLOAT16``: ``out`` is
-    its bits, int16."""
+    """Program row: decodes its lines of all channels into ``out``, whose strides are in elements, so that values
+    are stored in the order of memory. ``CHANNELS`` is a power of two of at least ``channels``. ``BFLOAT16``:
+    ``out`` is its bits, int16."""
     row = tl.program_id(0)
     channel = tl.arange(0, CHANNELS)
     there = channel < channels
@@ -95,7 +95,7 @@ def decode(
     """Fill ``out`` [rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives that
     layout. float32, float16 or bfloat16. ``move`` brings the sections there (``devices.mover``: from page-locked
     memory, during the step before); None: an ordinary copy."""
-    rows, columns, channels = lines.shape
+    rows, _, channels = lines.shape
     assert tuple(out.shape) == lines.shape
     device = out.device
 
