@@ -32,8 +32,7 @@ class Kernel:
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     def launch(self, grid: tuple[int, int], *arguments: Tensor | int | float, **constants: Any) -> None:
-        """``kernel[grid](*arguments, **constants)``: the first argument is a tensor, and its device the current
-        one; tensors are of any shape."""
+        """``kernel[grid](*arguments, **constants)`` on the current device, with tensors of any shape."""
         if not self._direct:
             self.jit[grid](*arguments, **constants)
             return
@@ -57,7 +56,7 @@ class Kernel:
                 self._compiled[tuple(key)] = compiled, rest
             return
         compiled, rest = found
-        stream = driver.active.get_current_stream(arguments[0].get_device())
+        stream = driver.active.get_current_stream(torch._C._cuda_getDevice())
         compiled.run(
             *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *rest
         )

@@ -30,8 +30,8 @@ WAVES, VGPRS = 8, 512  # of a SIMD unit of CDNA 2 and 3 (AMD, CDNA 3 ISA, sectio
 
 
 class Compiled(NamedTuple):
-    """A kernel with the types of its arguments in order, ``:16`` for multiples of 16, its constants, and its warps on
-    NVIDIA's and AMD's."""
+    """A kernel with the types of its arguments in order (":16": a multiple of 16), its constants, and its warps
+    on NVIDIA's and AMD's."""
 
     function: Kernel
     arguments: str
@@ -90,9 +90,8 @@ def figures(kernel: Compiled, target: str) -> Figures:
     nvidia = target.startswith("sm_")
     gpu = GPUTarget("cuda", int(target[3:]), 32) if nvidia else GPUTarget("hip", target, 64)
     names, types = kernel.function.jit.arg_names, kernel.arguments.split()
-    signature = dict.fromkeys(names, "constexpr") | dict(
-        zip(names, (kind.partition(":")[0] for kind in types), strict=False)
-    )
+    signature = dict.fromkeys(names, "constexpr")
+    signature |= zip(names, (kind.partition(":")[0] for kind in types), strict=False)
     # PyTorch's memory begins at multiples of 16 bytes and more, for which Triton compiles when it runs.
     known = [n for n, kind in enumerate(types) if kind.startswith("*") or kind.endswith(":16")]
     aligned = {(n,): [["tt.divisibility", 16]] for n in known}
