@@ -6,7 +6,7 @@ runs it without a GPU.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,21 +87,22 @@ def decode_row(
 
 
 def decode(
-    lines: Lines,
+    batch: Sequence[Lines],
     out: torch.Tensor,
     normalise: Normalisation | None = None,
     move: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
-    """Fill ``out`` [rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives that
-    layout. float32, float16 or bfloat16. ``move`` brings the sections there (``devices.mover``: from page-locked
-    memory, during the step before); None: an ordinary copy."""
-    rows, _, channels = lines.shape
-    assert tuple(out.shape) == lines.shape
+    """Fill ``out`` [b, rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives
+    that layout. float32, float16 or bfloat16. ``move`` brings the sections there (``devices.mover``: from
+    page-locked memory, during the step before); None: an ordinary copy."""
+    rows, _, channels = shape = batch[0].shape
+    assert tuple(out.shape) == (len(batch), *shape)
     device = out.device
 
-    arrays: list[npt.NDArray[Any]] = [lines.kinds, lines.first, lines.coded]
-    arrays += [lines.pivots, lines.units, lines.codes, lines.raw]
-    arrays += normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
+    arrays: list[npt.NDArray[Any]] = [*(normalise or (np.zeros(1, np.float32), np.ones(1, np.float32)))]
+    for lines in batch:
+        arrays += [lines.kinds, lines.first, lines.coded]
+        arrays += [lines.pivots, lines.units, lines.codes, lines.raw]
     # In one copy. Each begins at a multiple of 16 bytes, for which Triton compiles, and has some of its own: a
     # pointer to nothing is no pointer.
     starts = np.cumsum([0, *(16 * (array.nbytes // 16 + 1) for array in arrays)]).tolist()
@@ -109,30 +110,26 @@ def decode(
     for start, array in zip(starts, arrays, strict=False):
         host.numpy()[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     moved = host.to(device) if move is None else move(host)
-    decode_row.launch(
-        (rows, 1),
-        *(
-            moved[start:end].view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
-            for start, end, array in zip(starts, starts[1:], arrays, strict=False)
-        ),
-        out.view(torch.int16) if out.dtype == torch.bfloat16 else out,
-        *lines.shape,
-        *out.stride(),
-        NORMALISE=normalise is not None,
-        BFLOAT16=out.dtype == torch.bfloat16,
-        CHANNELS=triton.next_power_of_2(channels),
-        BLOCK=BLOCK,
-        enable_fp_fusion=False,
+    by, scale, *sections = (
+        moved[start:end].view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
+        for start, end, array in zip(starts, starts[1:], arrays, strict=False)
     )
+    each = len(sections) // len(batch)
+    for n, sample in enumerate(out.view(torch.int16) if out.dtype == torch.bfloat16 else out):
+        decode_row.launch(
+            (rows, 1), *sections[n * each : (n + 1) * each], by, scale, sample, *shape, *sample.stride(),
+            NORMALISE=normalise is not None, BFLOAT16=out.dtype == torch.bfloat16,
+            CHANNELS=triton.next_power_of_2(channels), BLOCK=BLOCK, enable_fp_fusion=False,
+        )  # fmt: skip
 
 
-def warm_up(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, and page-lock memory for their
-    sections, before the clock starts."""
+def warm_up(samples: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, and page-lock memory for the
+    sections of up to ``samples``, before the clock starts."""
     lines, one = np.zeros((shape[2], shape[0]), np.int64), np.zeros(1, np.float32)
     sections = one, one.astype(np.int8), one.astype(np.uint8), one
     sample = Lines(shape, lines.astype(np.uint8), lines, lines, *sections)
     channel = np.zeros(shape[2], np.float32)
-    decode(sample, torch.empty(shape, dtype=dtype, device=device), (channel, channel))
+    decode([sample], torch.empty((1, *shape), dtype=dtype, device=device), (channel, channel))
     # Sections of up to a byte per value and a few per line; one is filled while another is copied.
-    page_lock(math.prod(shape) + 32 * lines.size, 3)
+    page_lock(samples * (math.prod(shape) + 32 * lines.size), 3)
