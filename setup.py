@@ -16,12 +16,19 @@ COMPILED = [
         optional=True,  # where there is no compiler
     ),
     Extension("mlhpc.common.formats._crc32c", ["src/mlhpc/common/formats/_crc32c.c"], optional=True),
-    Extension(
-        "mlhpc.cosmoflow.cpu._pooled",
-        ["src/mlhpc/cosmoflow/cpu/_pooled.c"],
-        # Floating-point exceptions are never looked at, and vectors only passed between inlined functions.
-        extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi"],
-        optional=True,
+    *(
+        Extension(
+            f"mlhpc.cosmoflow.cpu._pooled{processor}",
+            ["src/mlhpc/cosmoflow/cpu/_pooled.c"],
+            # Floating-point exceptions are never looked at, and vectors only passed between inlined functions.
+            extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi", *options],
+            optional=True,  # other processors have no such options
+        )
+        for processor, options in (
+            ("", []),
+            ("_avx2", ["-march=x86-64-v3"]),
+            ("_avx512", ["-march=x86-64-v4"]),
+        )
     ),
 ]
 # For those who install a wheel (mlhpc scripts): no code of the suite, and no evidence. The site files by

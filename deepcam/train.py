@@ -193,11 +193,12 @@ def _start(
 ) -> tuple[TrainAndEvaluate, Graphs | None]:
     """The steps, compiled and warmed up on zeros, and their graphs if they are replayed."""
     shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
+    evaluated = run.training.eval_batch_size
     if run.loading.decode == "device" and not run.emulation.enabled:
         from mlhpc.deepcam.data import delta_triton  # needs Triton
 
-        delta_triton.warm_up(shape, dtype, next(state[0].parameters()).device)
+        delta_triton.warm_up(max(local_batch, evaluated), shape, dtype, next(state[0].parameters()).device)
     zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
-    evaluated, passes, loading = run.training.eval_batch_size, run.backward_passes, run.loading
+    passes, loading = run.backward_passes, run.loading
     sizes = WarmUpSizes(local_batch, evaluated, passes, loading.prefetch, loading.decode == "device")
     return start_steps(run, make, state, zeros, sizes, log)

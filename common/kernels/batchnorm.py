@@ -11,10 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlhpc.common.kernels.launch import Kernel, parts
+
 PARTS = 32
 ROWS = 32
 CHANNELS = 64
 """Of a tile."""
+TILE = {"PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
 ROWS_WRITTEN = 256
 """By a program of a second kernel."""
 
@@ -38,31 +41,66 @@ def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):
 
 
 @triton.jit
-def sum_up(x, sums, rows, eights, each, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Program (channels, part): the sums over ``each`` rows of ``x`` less its first row, and of their squares
-    (Chan et al. 1983, shifted data). ``eights``: channels / 8, by which Triton knows that eight are
-    aligned."""
+def _of_channels(statistics, weight, bias, channel, channels):
+    """Mean, 1 / sqrt(variance + eps), weight and bias of ``channel``; ``statistics`` is [2, channels]."""
+    inside = channel < channels
+    centre = tl.load(statistics + channel, mask=inside, other=0.0)
+    scale = tl.load(statistics + channels + channel, mask=inside, other=0.0)
+    slope = tl.load(weight + channel, mask=inside, other=0.0)
+    return centre, scale, slope, tl.load(bias + channel, mask=inside, other=0.0)
+
+
+@triton.jit
+def _gradient_before(
+    gradient, y, at, there, normalised, slope, offset, ADDED: tl.constexpr, RELU: tl.constexpr
+):  # fmt: skip
+    """The gradient before the ReLU, whose sign is recomputed, or that of ``y`` if something was added."""
+    value = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
+    if RELU:
+        if ADDED:
+            value = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) <= 0.0, 0.0, value)
+        else:
+            value = tl.where(normalised * slope[None, :] + offset[None, :] <= 0.0, 0.0, value)
+    return value
+
+
+@Kernel
+def sum_up(
+    x, gradient, y, statistics, weight, bias, sums, rows, eights, each, BACKWARD: tl.constexpr,
+    ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Program (channels, part): two sums over ``each`` rows. Forward: of ``x`` less its first row, and of the
+    squares (Chan et al. 1983, shifted data); ``BACKWARD``: of the gradient, and of its product with the
+    normalised ``x``. ``eights``: channels / 8, by which Triton knows that eight are aligned."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
     part = tl.program_id(1)
-    shift = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
+    if BACKWARD:
+        centre, scale, slope, offset = _of_channels(statistics, weight, bias, channel, channels)
+    else:
+        centre = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
     first = tl.zeros((ROWS, CHANNELS), tl.float32)
     second = tl.zeros((ROWS, CHANNELS), tl.float32)
     for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
         at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
-        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - shift[None, :]
-        value = tl.where(there, value, 0.0)
-        first += value
-        second += value * value
+        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - centre[None, :]
+        if BACKWARD:
+            value *= scale[None, :]
+            summed = _gradient_before(gradient, y, at, there, value, slope, offset, ADDED, RELU)
+        else:
+            value = tl.where(there, value, 0.0)
+            summed = value
+        first += summed
+        second += summed * value
     to = sums + part * channels + channel
     tl.store(to, tl.sum(first, 0), mask=inside)
     tl.store(to + PARTS * channels, tl.sum(second, 0), mask=inside)
 
 
-@triton.jit
+@Kernel
 def normalise(
-    x, added, sums, weight, bias, running_mean, running_var, mean_to, spread_to, y, rows, eights, each,
+    x, added, sums, weight, bias, running_mean, running_var, statistics, y, rows, eights, each,
     momentum, eps, ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
 ):  # fmt: skip
@@ -79,8 +117,8 @@ def normalise(
     spread = 1.0 / tl.sqrt(var + eps)
     part = tl.program_id(1)
     if part == 0:
-        tl.store(mean_to + channel, mean, mask=inside)
-        tl.store(spread_to + channel, spread, mask=inside)
+        tl.store(statistics + channel, mean, mask=inside)
+        tl.store(statistics + channels + channel, spread, mask=inside)
         old = tl.load(running_mean + channel, mask=inside, other=0.0)
         tl.store(running_mean + channel, old + momentum * (mean - old), mask=inside)
         old = tl.load(running_var + channel, mask=inside, other=0.0)
@@ -98,53 +136,10 @@ def normalise(
         tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit
-def _gradient_before(
-    gradient, y, at, there, normalised, slope, offset, ADDED: tl.constexpr, RELU: tl.constexpr
-):  # fmt: skip
-    """The gradient before the ReLU, whose sign is recomputed, or that of ``y`` if something was added."""
-    value = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
-    if RELU:
-        if ADDED:
-            value = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) <= 0.0, 0.0, value)
-        else:
-            value = tl.where(normalised * slope[None, :] + offset[None, :] <= 0.0, 0.0, value)
-    return value
-
-
-@triton.jit
-def sum_gradients(
-    gradient, x, y, mean, spread, weight, bias, sums, rows, eights, each, ADDED: tl.constexpr, RELU:
-    tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-):  # fmt: skip
-    """Program (channels, part): the sums of the gradient, and of its product with the normalised ``x``."""
-    channels = eights * 8
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < channels
-    part = tl.program_id(1)
-    centre = tl.load(mean + channel, mask=inside, other=0.0)
-    scale = tl.load(spread + channel, mask=inside, other=0.0)
-    slope = tl.load(weight + channel, mask=inside, other=0.0)
-    offset = tl.load(bias + channel, mask=inside, other=0.0)
-    first = tl.zeros((ROWS, CHANNELS), tl.float32)
-    second = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
-        at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
-        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-        value = (value - centre[None, :]) * scale[None, :]
-        back = _gradient_before(gradient, y, at, there, value, slope, offset, ADDED, RELU)
-        first += back
-        second += back * value
-    to = sums + part * channels + channel
-    tl.store(to, tl.sum(first, 0), mask=inside)
-    tl.store(to + PARTS * channels, tl.sum(second, 0), mask=inside)
-
-
-@triton.jit
+@Kernel
 def propagate(
-    gradient, x, y, mean, spread, weight, bias, sums, of_x, of_added, of_weight, of_bias, rows, eights,
-    each, ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS:
-    tl.constexpr
+    x, gradient, y, statistics, weight, bias, sums, of_x, of_added, of_weight, of_bias, rows, eights, each,
+    ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     """Program (channels, part of the rows): the gradients of ``x`` (Ioffe and Szegedy 2015, section 3) and of
     ``added``. The first part also writes the gradients of weight and bias."""
@@ -156,10 +151,7 @@ def propagate(
     if part == 0:
         tl.store(of_bias + channel, first, mask=inside)
         tl.store(of_weight + channel, second, mask=inside)
-    centre = tl.load(mean + channel, mask=inside, other=0.0)
-    scale = tl.load(spread + channel, mask=inside, other=0.0)
-    slope = tl.load(weight + channel, mask=inside, other=0.0)
-    offset = tl.load(bias + channel, mask=inside, other=0.0)
+    centre, scale, slope, offset = _of_channels(statistics, weight, bias, channel, channels)
     for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
         at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
         value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
@@ -181,21 +173,24 @@ def forward(
     momentum: float,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``y`` like ``x``, mean and 1 / sqrt(variance + eps), [channels]; updates the running statistics. ``x`` and
-    ``added`` are [b, channels, h, w], channels last, with a multiple of eight channels."""
+) -> tuple[Tensor, Tensor]:
+    """``y`` like ``x``, and mean and 1 / sqrt(variance + eps), [2, channels]; updates the running statistics.
+    ``x`` and ``added`` are [b, channels, h, w], channels last, with a multiple of eight channels."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     y = torch.empty_like(x)
-    sums = torch.empty((2, PARTS, channels), dtype=torch.float32, device=x.device)
-    mean, spread = torch.empty((2, channels), dtype=torch.float32, device=x.device)
-    blocks, eights = triton.cdiv(channels, CHANNELS), channels // 8
-    tile = {"PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
-    sum_up[blocks, PARTS](x, sums, rows, eights, _rows_of_a_part(rows), **tile)
-    normalise[blocks, triton.cdiv(rows, ROWS_WRITTEN)](
-        x, x if added is None else added, sums, weight, bias, running_mean, running_var, mean, spread, y,
-        rows, eights, ROWS_WRITTEN, momentum, eps, ADDED=added is not None, RELU=relu, **tile,
+    sums = weight.new_empty((2, PARTS, channels))
+    statistics = weight.new_empty((2, channels))
+    blocks, eights = parts(channels, CHANNELS), channels // 8
+    sum_up.launch(
+        (blocks, PARTS), x, x, x, statistics, weight, bias, sums, rows, eights, _rows_of_a_part(rows),
+        BACKWARD=False, ADDED=False, RELU=False, **TILE,
     )  # fmt: skip
-    return y, mean, spread
+    normalise.launch(
+        (blocks, parts(rows, ROWS_WRITTEN)),
+        x, x if added is None else added, sums, weight, bias, running_mean, running_var, statistics, y,
+        rows, eights, ROWS_WRITTEN, momentum, eps, ADDED=added is not None, RELU=relu, **TILE,
+    )  # fmt: skip
+    return y, statistics
 
 
 def backward(
@@ -204,35 +199,26 @@ def backward(
     y: Tensor | None,
     weight: Tensor,
     bias: Tensor,
-    mean: Tensor,
-    spread: Tensor,
+    statistics: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The gradients of ``x`` [b, channels, h, w], of what was added if ``y``, the output, is given, of weight
-    and of bias. ``gradient`` is laid out like ``x``."""
+    and of bias. ``gradient`` is laid out like ``x``; ``statistics`` [2, channels] are those of ``forward``."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     of_x = torch.empty_like(x)
     of_added = None if y is None else torch.empty_like(x)
-    sums = torch.empty((2, PARTS, channels), dtype=torch.float32, device=x.device)
-    of_weight, of_bias = torch.empty((2, channels), dtype=torch.float32, device=x.device)
-    blocks, eights = triton.cdiv(channels, CHANNELS), channels // 8
-    given = gradient, x, x if y is None else y, mean, spread, weight, bias, sums
-    kind = {"ADDED": y is not None, "RELU": relu, "PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
-    sum_gradients[blocks, PARTS](*given, rows, eights, _rows_of_a_part(rows), **kind)
-    propagate[blocks, triton.cdiv(rows, ROWS_WRITTEN)](
-        *given,
-        of_x,
-        of_x if of_added is None else of_added,
-        of_weight,
-        of_bias,
-        rows,
-        eights,
-        ROWS_WRITTEN,
-        **kind,
-    )
+    sums = weight.new_empty((2, PARTS, channels))
+    of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+    blocks, eights = parts(channels, CHANNELS), channels // 8
+    given = x, gradient, x if y is None else y, statistics, weight, bias, sums
+    kind = {"ADDED": y is not None, "RELU": relu, **TILE}
+    sum_up.launch((blocks, PARTS), *given, rows, eights, _rows_of_a_part(rows), BACKWARD=True, **kind)
+    written = of_x, of_x if of_added is None else of_added, of_weight, of_bias
+    grid = blocks, parts(rows, ROWS_WRITTEN)
+    propagate.launch(grid, *given, *written, rows, eights, ROWS_WRITTEN, **kind)
     return of_x, of_added, of_weight, of_bias
 
 
 def _rows_of_a_part(rows: int) -> int:
     """Rows of each of ``PARTS``: whole tiles."""
-    return ROWS * -(-rows // (ROWS * PARTS))
+    return ROWS * parts(rows, ROWS * PARTS)

@@ -24,16 +24,24 @@ def stands_in(x: Tensor) -> bool:
     return isinstance(x, FakeTensor) and isinstance(x.fake_mode, StandIn)
 
 
-def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) -> None:
-    """Define ``torch.ops.mlhpc.NAME`` with ``function`` (MODULE:NAME). ``shapes``: returns empty results."""
+def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) -> Callable[..., Any]:
+    """Define ``torch.ops.mlhpc.NAME`` with ``function`` (MODULE:NAME). ``shapes``: returns empty results. Returns
+    what calls the operator for fake tensors, and else ``function`` itself, which takes the host less."""
+    module, _, attribute = function.partition(":")
 
-    def compute(*args: Any) -> Any:
-        module, _, attribute = function.partition(":")
-        return getattr(import_module(module), attribute)(*args)
+    @cache
+    def compute() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(module), attribute)
+        return found
+
+    def call(x: Tensor, *rest: Any) -> Any:
+        return operator(x, *rest) if stands_in(x) else compute()(x, *rest)
 
     torch.library.define(f"mlhpc::{name}", schema)
-    torch.library.impl(f"mlhpc::{name}", "default", compute)
+    torch.library.impl(f"mlhpc::{name}", "default", lambda *args: compute()(*args))
     torch.library.register_fake(f"mlhpc::{name}", shapes)
+    operator = getattr(torch.ops.mlhpc, name)
+    return call
 
 
 def run_on(x: Tensor) -> bool:

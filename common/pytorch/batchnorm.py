@@ -140,8 +140,8 @@ def _can_fuse(x: Tensor) -> bool:
     return fits and run_on(x)
 
 
-def _output_shapes(x: Tensor, _: Any, weight: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+def _output_shapes(x: Tensor, _: Any, weight: Tensor, *__: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), weight.new_empty((2, len(weight)))
 
 
 def _gradient_shapes(
@@ -151,16 +151,16 @@ def _gradient_shapes(
     return torch.empty_like(x), added, torch.empty_like(weight), torch.empty_like(weight)
 
 
-define(
+_batch_norm = define(
     "batch_norm",
     "(Tensor x, Tensor? added, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, "
-    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
+    "float momentum, float eps, bool relu) -> (Tensor, Tensor)",
     "mlhpc.common.kernels.batchnorm:forward",
     _output_shapes,
 )
-define(
+_batch_norm_backward = define(
     "batch_norm_backward",
-    "(Tensor gradient, Tensor x, Tensor? y, Tensor weight, Tensor bias, Tensor mean, Tensor spread, bool relu) -> "
+    "(Tensor gradient, Tensor x, Tensor? y, Tensor weight, Tensor bias, Tensor statistics, bool relu) -> "
     "(Tensor, Tensor?, Tensor, Tensor)",
     "mlhpc.common.kernels.batchnorm:backward",
     _gradient_shapes,
@@ -177,21 +177,18 @@ class _Fused(torch.autograd.Function):
         if added is not None:
             added = added.to(x.dtype).contiguous(memory_format=torch.channels_last)
         y: Tensor
-        y, mean, spread = torch.ops.mlhpc.batch_norm(
+        y, statistics = _batch_norm(
             x, added, weight, bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps, relu
         )
         ctx.relu, ctx.added = relu, added is not None
-        ctx.save_for_backward(x, y if ctx.added else None, weight, bias, mean, spread)
+        ctx.save_for_backward(x, y if ctx.added else None, weight, bias, statistics)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        of_x, of_added, of_weight, of_bias = torch.ops.mlhpc.batch_norm_backward(
-            gradient, *ctx.saved_tensors, ctx.relu
-        )
-        return of_x, of_added, of_weight, of_bias, None, None
+        return *_batch_norm_backward(gradient, *ctx.saved_tensors, ctx.relu), None, None
 
 
 def recompute_output(node: Any) -> Tensor:

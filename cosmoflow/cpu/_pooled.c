@@ -13,21 +13,24 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One binary for all nodes: the loader picks the copy that the processor can run. */
-#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+/* setup.py compiles this for each kind of processor. WIDTH: numbers of a vector. HELD: vectors of sums that fit into the
+ * registers beside what they are made of. Vectors wider than the processor's are correct, but GCC keeps them in memory. */
+#if defined(__AVX512F__)
+enum { WIDTH = 16, HELD = 27 };
+#elif defined(__AVX2__)
+enum { WIDTH = 8, HELD = 12 };
 #else
-#define CLONES
+enum { WIDTH = 4, HELD = 12 };
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 16, ROWS = 2, COLUMNS = 8, VOXELS = ROWS * COLUMNS }; /* a tile of pooled voxels: 28 KB of x, L1 */
-enum { PLANES = 4, LINES = 2 * ROWS + 2, LINE = (2 * COLUMNS + 2) * LANES };
+enum { CHUNK = 16, ROWS = 2, COLUMNS = 8, VOXELS = ROWS * COLUMNS }; /* a tile of pooled voxels: 28 KB of x, L1 */
+enum { PLANES = 4, LINES = 2 * ROWS + 2, LINE = (2 * COLUMNS + 2) * CHUNK };
 enum { MOST_FILTERS = 512 };
 
-typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t whole __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef float lanes __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t whole __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 typedef struct {
     int64_t depth, height, width, channels, filters; /* the sides are those of x */
@@ -82,7 +85,7 @@ INLINE float load_one(const void *from, int64_t at, int half) {
 POOL(pool_floats, float, (float))
 POOL(pool_halves, uint16_t, widened)
 
-CLONES void mlhpc_pool(const layer *l, int64_t begin, int64_t end, int64_t step) {
+void mlhpc_pool(const layer *l, int64_t begin, int64_t end, int64_t step) {
     int64_t d = l->depth / 2, h = l->height / 2, w = l->width / 2, f = l->filters, steps[8];
     for (int k = 0; k < 8; k++) steps[k] = (((k >> 2) * l->height + (k >> 1 & 1)) * l->width + (k & 1)) * f;
     for (int64_t plane = begin; plane < end; plane += step)
@@ -116,12 +119,11 @@ INLINE void copy_tile(const layer *l, scratch *s, int64_t sample, int64_t d, int
             float *to = line + j * taken;
             if (add) {
                 float *x = (float *)l->x + voxel;
-                if (here && taken == LANES) *(lanes *)x += *(lanes *)to;
-                else if (here) for (int c = 0; c < taken; c++) x[c] += to[c];
+                for (int c = 0; here && c < taken; c++) x[c] += to[c];
             } else if (!here)
                 for (int c = 0; c < taken; c++) to[c] = 0;
-            else if (taken == LANES)
-                *(lanes *)to = load(l->x, voxel, half);
+            else if (taken == CHUNK)
+                for (int c = 0; c < CHUNK; c += WIDTH) *(lanes *)(to + c) = load(l->x, voxel + c, half);
             else
                 for (int c = 0; c < taken; c++) to[c] = load_one(l->x, voxel + c, half);
         }
@@ -146,59 +148,64 @@ INLINE int read_gradient(const layer *l, scratch *s, int64_t plane, int64_t h, i
     return voxels;
 }
 
-/* Rows of `n` vectors. For every filter: the sum over voxels of gradient times x under the filter (weights' gradient),
- * or gradient times weights added to x under the filter (x's gradient). */
-INLINE void weight_tile(scratch *s, int voxels, int64_t filters, float *sums, int n) {
-    for (int64_t f = 0; f < filters; f++, sums += 9 * n * LANES) {
-        lanes sum[27];
-        for (int i = 0; i < 9 * n; i++) sum[i] = *(lanes *)(sums + i * LANES);
+/* For every filter, and `of` of the nine lines of taps from `first` on, each of `n` vectors: the sum over voxels of
+ * gradient times x under the filter (weights' gradient), or gradient times weights added to x under the filter (x's). */
+#define AT(i) (((i) / 3 * LINES + (i) % 3) * LINE)
+INLINE void weight_tile(scratch *s, int voxels, int64_t filters, float *sums, int n, int first, int of) {
+    sums += first * n * WIDTH;
+    for (int64_t f = 0; f < filters; f++, sums += 9 * n * WIDTH) {
+        lanes sum[HELD];
+        for (int i = 0; i < of * n; i++) sum[i] = *(lanes *)(sums + i * WIDTH);
         for (int v = 0; v < voxels; v++) {
             const float *x = s->x + s->offset[f * VOXELS + v];
             float gradient = s->gradient[f * VOXELS + v];
-            for (int i = 0; i < 9; i++)
+            for (int i = 0; i < of; i++)
                 for (int j = 0; j < n; j++)
-                    sum[i * n + j] += gradient * *(const lanes *)(x + (i / 3 * LINES + i % 3) * LINE + j * LANES);
+                    sum[i * n + j] += gradient * *(const lanes *)(x + AT(first + i) + j * WIDTH);
         }
-        for (int i = 0; i < 9 * n; i++) *(lanes *)(sums + i * LANES) = sum[i];
+        for (int i = 0; i < of * n; i++) *(lanes *)(sums + i * WIDTH) = sum[i];
     }
 }
 
-INLINE void input_tile(scratch *s, int voxels, int64_t filters, const float *weights, int n) {
-    for (int64_t f = 0; f < filters; f++, weights += 9 * n * LANES) {
-        lanes weight[27];
-        for (int i = 0; i < 9 * n; i++) weight[i] = *(const lanes *)(weights + i * LANES);
+INLINE void input_tile(scratch *s, int voxels, int64_t filters, const float *weights, int n, int first, int of) {
+    weights += first * n * WIDTH;
+    for (int64_t f = 0; f < filters; f++, weights += 9 * n * WIDTH) {
+        lanes weight[HELD];
+        for (int i = 0; i < of * n; i++) weight[i] = *(const lanes *)(weights + i * WIDTH);
         for (int v = 0; v < voxels; v++) {
             float *x = s->x + s->offset[f * VOXELS + v];
             float gradient = s->gradient[f * VOXELS + v];
-            for (int i = 0; i < 9; i++)
+            for (int i = 0; i < of; i++)
                 for (int j = 0; j < n; j++)
-                    *(lanes *)(x + (i / 3 * LINES + i % 3) * LINE + j * LANES) += gradient * weight[i * n + j];
+                    *(lanes *)(x + AT(first + i) + j * WIDTH) += gradient * weight[i * n + j];
         }
     }
 }
 
+#define AT_MOST(a, b) ((a) < (b) ? (a) : (b))
+#define FOR_LINES(first, of) _Pragma("GCC unroll 9") for (int first = 0; first < 9; first += of)
 #define FOR_TILES(l, h, w)                                \
     for (int64_t h = 0; h < (l)->height / 2; h += ROWS) \
         for (int64_t w = 0; w < (l)->width / 2; w += COLUMNS)
 
 INLINE void gradients(const layer *l, scratch *s, int64_t begin, int64_t end, int64_t step, float *weights,
                       int of_input, int n, int half) {
-    int taken = l->channels < LANES ? (int)l->channels : LANES;
-    int64_t depth = l->depth / 2, size = l->filters * 9 * n * LANES;
+    int taken = l->channels < CHUNK ? (int)l->channels : CHUNK, of = AT_MOST(9, HELD / n);
+    int64_t depth = l->depth / 2, size = l->filters * 9 * n * WIDTH;
     memset(s->x, 0, sizeof s->x);
-    for (int64_t channel = 0; channel < l->channels; channel += LANES)
+    for (int64_t channel = 0; channel < l->channels; channel += CHUNK)
         for (int64_t plane = begin; plane < end; plane += step)
             FOR_TILES(l, h, w) {
                 int64_t sample = plane / depth, d = plane % depth;
-                float *chunk = weights + channel / LANES * size;
+                float *chunk = weights + channel / CHUNK * size;
                 int voxels = read_gradient(l, s, plane, h, w, taken, half);
                 if (of_input) {
                     memset(s->x, 0, sizeof s->x);
-                    input_tile(s, voxels, l->filters, chunk, n);
+                    FOR_LINES(first, of) input_tile(s, voxels, l->filters, chunk, n, first, AT_MOST(of, 9 - first));
                     copy_tile(l, s, sample, d, h, w, channel, taken, 1, 0);
                 } else {
                     copy_tile(l, s, sample, d, h, w, channel, taken, 0, half);
-                    weight_tile(s, voxels, l->filters, chunk, n);
+                    FOR_LINES(first, of) weight_tile(s, voxels, l->filters, chunk, n, first, AT_MOST(of, 9 - first));
                 }
             }
 }
@@ -208,10 +215,10 @@ INLINE void gradients(const layer *l, scratch *s, int64_t begin, int64_t end, in
     else gradients(l, s, begin, end, step, weights, of_input, n, 0);
 
 #define GRADIENT(name, of_input)                                                                              \
-    CLONES void name(const layer *l, scratch *s, int64_t begin, int64_t end, int64_t step, float *weights) { \
-        if (l->channels > 10) { ROWS_OF(of_input, 3) }                                                        \
-        else if (l->channels > 5) { ROWS_OF(of_input, 2) }                                                    \
-        else { ROWS_OF(of_input, 1) }                                                                         \
+    void name(const layer *l, scratch *s, int64_t begin, int64_t end, int64_t step, float *weights) { \
+        if (l->channels > 10) { ROWS_OF(of_input, 3 * CHUNK / WIDTH) }                                                        \
+        else if (l->channels > 5) { ROWS_OF(of_input, 2 * CHUNK / WIDTH) }                                                    \
+        else { ROWS_OF(of_input, 1 * CHUNK / WIDTH) }                                                                         \
     }
 
 /* Adds to `weights`, this thread's sums, what the planes begin, begin + step, ... give. */

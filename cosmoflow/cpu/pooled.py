@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from mlhpc.common.files.compiled import compiled_library
 
 LAST = torch.channels_last_3d
-LANES = 16  # float32 channels computed at once, as LANES in _pooled.c
+CHUNK = 16  # channels computed at once, as CHUNK in _pooled.c
 MOST_FILTERS = 512
 
 
@@ -31,8 +31,10 @@ class Layer(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The compiled library; None if it was not compiled, in which case PyTorch computes everything."""
-    compiled = compiled_library(__file__, "_pooled")
+    """The library for the instructions that PyTorch uses, which ATEN_CPU_CAPABILITY limits; None where it was not
+    compiled, and PyTorch computes everything."""
+    kind = torch.backends.cpu.get_cpu_capability().lower()  # "avx512", "avx2" or another
+    compiled = compiled_library(__file__, f"_pooled_{kind}") or compiled_library(__file__, "_pooled")
     if compiled is not None:
         planes = [ctypes.c_int64] * 3
         compiled.mlhpc_pool.argtypes = [ctypes.POINTER(Layer), *planes]
@@ -60,7 +62,7 @@ def convolve_and_pool(
         and kernel == (3, 3, 3)
         and convolution.padding == (1, 1, 1)
         and convolution.bias is None
-        and (channels <= LANES or channels % LANES == 0)
+        and (channels <= CHUNK or channels % CHUNK == 0)
         and filters <= MOST_FILTERS
         and not any(side % 2 for side in x.shape[2:])
         and x.device.type == "cpu"
@@ -156,8 +158,8 @@ def _scratch() -> Tensor:
 def _packed_shape(weight: Tensor) -> tuple[int, ...]:
     """The shape [chunks, filters, 9, row] in which ``_pooled.c`` reads ``weight``."""
     filters, channels = weight.shape[:2]
-    chunks, taken = max(1, channels // LANES), min(channels, LANES)
-    return chunks, filters, 9, -(-3 * taken // LANES) * LANES
+    chunks, taken = max(1, channels // CHUNK), min(channels, CHUNK)
+    return chunks, filters, 9, -(-3 * taken // CHUNK) * CHUNK
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -171,7 +173,7 @@ def _packed(weight: Tensor) -> Tensor:
 def _unpacked(packed: Tensor, weight: Tensor) -> Tensor:
     """The inverse of ``_packed``; the result has the layout of ``weight`` [filters, channels, 3, 3, 3]."""
     filters, channels = weight.shape[:2]
-    taken = min(channels, LANES)
+    taken = min(channels, CHUNK)
     lined = packed[..., : 3 * taken].reshape(len(packed), filters, 3, 3, 3, taken)
     unpacked = lined.permute(1, 0, 5, 2, 3, 4).reshape(weight.shape)
     return torch.empty_like(weight).copy_(unpacked)

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlhpc.common.kernels.launch import Kernel, parts
+
 ROWS = 16
 CHANNELS = 64
 """Channels in a tile of pooled voxels."""
@@ -16,7 +18,7 @@ WARPS = 2 if torch.version.hip else 4
 """Warps per program: 128 threads, each of which moves 16 bytes of a tile."""
 
 
-@triton.jit
+@Kernel
 def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr):
     """Fill ``out`` with log(1 + counts); if ``NORMALISE``, subtract ``mean`` and divide by ``spread``, both per
     channel (the ``channels`` follow each other in memory)."""
@@ -40,7 +42,7 @@ def _corner(pooled, depth, height, width):
     return ((rest * 2 * height + down) * 2 * 2 * width + across * 2).to(tl.int64)
 
 
-@triton.jit
+@Kernel
 def pool(
     x, bias, y, places, rows, depth, height, width, eights, LEAK: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
@@ -68,7 +70,7 @@ def pool(
     tl.store(y + to, tl.where(best > 0.0, best, best * LEAK).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@Kernel
 def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
@@ -100,8 +102,8 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
     """log(1 + counts) as ``dtype``, and, unless these are empty, minus ``mean`` and divided by ``spread``
     [channels]. ``counts`` [..., channels] must be contiguous."""
     out = torch.empty_like(counts, dtype=dtype)
-    logarithm[(triton.cdiv(counts.numel(), ELEMENTS),)](
-        counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
+    logarithm.launch(
+        (parts(counts.numel(), ELEMENTS), 1), counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
         NORMALISE=mean.numel() > 0, ELEMENTS=ELEMENTS,
     )  # fmt: skip
     return out
@@ -114,9 +116,9 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
     y = torch.empty(pooled, dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
     places = torch.empty_like(y, dtype=torch.uint8)
     rows = y.numel() // x.shape[1]
-    grid = triton.cdiv(rows, ROWS), triton.cdiv(x.shape[1], CHANNELS)
-    pool[grid](
-        x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
+    grid = parts(rows, ROWS), parts(x.shape[1], CHANNELS)
+    pool.launch(
+        grid, x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
         LEAK=leak, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     return y, places
@@ -130,10 +132,11 @@ def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor
         dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last_3d,
     )  # fmt: skip
     rows = places.numel() // channels
-    programs = triton.cdiv(rows, ROWS * GROUP)
+    programs = parts(rows, ROWS * GROUP)
     sums = torch.empty((programs, channels), dtype=torch.float32, device=gradient.device)
-    spread_back[programs, triton.cdiv(channels, CHANNELS)](
-        gradient, places, of_x, sums, rows, *sides, channels // 8,
+    grid = programs, parts(channels, CHANNELS)
+    spread_back.launch(
+        grid, gradient, places, of_x, sums, rows, *sides, channels // 8,
         LEAK=leak, GROUP=GROUP, num_warps=WARPS, ROWS=ROWS, CHANNELS=CHANNELS,
     )  # fmt: skip
     return of_x, sums.sum(0)

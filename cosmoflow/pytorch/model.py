@@ -86,7 +86,7 @@ class CosmoFlowNet(nn.Module):
         if counts and halvings == 0 and run_on(voxels):
             autocast = torch.is_autocast_enabled(voxels.device.type)
             dtype = torch.get_autocast_dtype(voxels.device.type) if autocast else torch.float32
-            x = torch.ops.mlhpc.log_counts(voxels, self.input_mean, self.input_spread, dtype)
+            x = _log_counts(voxels, self.input_mean, self.input_spread, dtype)
         else:
             # In place, because allocating arrays of this size takes longer than their arithmetic.
             x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
@@ -155,7 +155,7 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
         y: Tensor
-        y, places = torch.ops.mlhpc.pool(x, bias, LEAK)
+        y, places = _pool(x, bias, LEAK)
         ctx.save_for_backward(places)
         return y
 
@@ -163,7 +163,7 @@ class _Pooled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         gradient = gradient.contiguous(memory_format=torch.channels_last_3d)
-        of_x, of_bias = torch.ops.mlhpc.pool_backward(gradient, *ctx.saved_tensors, LEAK)
+        of_x, of_bias = _pool_backward(gradient, *ctx.saved_tensors, LEAK)
         return of_x, of_bias
 
 
@@ -186,19 +186,19 @@ def _unpooled_shapes(gradient: Tensor, places: Tensor, *_: Any) -> tuple[Tensor,
 
 
 _KERNELS = "mlhpc.cosmoflow.pytorch.kernels"
-define(
+_log_counts = define(
     "log_counts",
     "(Tensor counts, Tensor mean, Tensor spread, ScalarType dtype) -> Tensor",
     f"{_KERNELS}:log_counts",
     lambda counts, mean, spread, dtype: torch.empty_like(counts, dtype=dtype),
 )
-define(
+_pool = define(
     "pool",
     "(Tensor x, Tensor bias, float leak) -> (Tensor, Tensor)",
     f"{_KERNELS}:pool_forward",
     _pooled_shapes,
 )
-define(
+_pool_backward = define(
     "pool_backward",
     "(Tensor gradient, Tensor places, float leak) -> (Tensor, Tensor)",
     f"{_KERNELS}:pool_backward",

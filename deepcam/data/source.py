@@ -125,8 +125,7 @@ class _DecodedOnDevice:
         shape, dtype = self._reader.parts[0]
         with oom_as_user_error("decoding a batch", "loading.decode=host"):
             x = torch.empty((len(results), *shape), dtype=dtype_of(dtype), device=self._device)
-            for row, (lines, _) in zip(x, results, strict=True):
-                self._decode(lines, row, self._reader.normalisation, self._move)
+            self._decode([lines for lines, _ in results], x, self._reader.normalisation, self._move)
         return (x, arrays[0]), sum(size for _, size in results)
 
 

@@ -116,7 +116,7 @@ class Lamb(torch.optim.Optimizer):
                 factors,
                 square=(1 - beta2) / beta3**2,
                 weight_decay=group["weight_decay"],
-                finite=found_inf is None,
+                go=None if found_inf is None else go.int(),
             )
 
 
@@ -129,18 +129,17 @@ def update(
     *,
     square: float,
     weight_decay: float,
-    finite: bool,
+    go: Tensor | None,
 ) -> None:
-    """One step for these tensors, of any shape, in place; ``gradients`` are overwritten.
+    """One step of these tensors, in place; ``gradients`` are overwritten, and taken to be 0 if ``go`` is 0.
 
-    ``factors`` are scalars: the factor on the gradients (which includes b3; ``square`` compensates for it), b1,
-    b2, the factor on sqrt(v), the term added to it (both include the bias correction of m), and the learning rate.
+    ``factors`` are scalars: of the gradients (with b3 in it, for which ``square`` makes up), b1, b2, of
+    sqrt(v), added to it (both with the correction of m in them), and the rate.
     """
     of_gradient, beta1, beta2, of_root, to_root, rate = factors
     torch._foreach_mul_(gradients, of_gradient)
-    if not finite:
-        for gradient in gradients:
-            gradient.nan_to_num_(0.0, 0.0, 0.0)
+    if go is not None:  # their bits, since 0 times infinity is not 0
+        torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], go)
     torch._foreach_mul_(means, beta1)
     torch._foreach_add_(means, gradients)
     torch._foreach_mul_(squares, beta2)

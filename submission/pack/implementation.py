@@ -83,13 +83,16 @@ decoders = Extension(
 checksums = Extension(
     "mlhpc.common.formats._crc32c", ["mlhpc/common/formats/_crc32c.c"], optional=True
 )
-gradients = Extension(
-    "mlhpc.cosmoflow.cpu._pooled",
-    ["mlhpc/cosmoflow/cpu/_pooled.c"],
-    extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi"],
-    optional=True,
-)
-setup(ext_modules=[decoders, checksums, gradients])
+gradients = [
+    Extension(
+        f"mlhpc.cosmoflow.cpu._pooled{processor}",
+        ["mlhpc/cosmoflow/cpu/_pooled.c"],
+        extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi", *options],
+        optional=True,
+    )
+    for processor, options in (("", []), ("_avx2", ["-march=x86-64-v3"]), ("_avx512", ["-march=x86-64-v4"]))
+]
+setup(ext_modules=[decoders, checksums, *gradients])
 """
 
 

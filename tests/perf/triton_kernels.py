@@ -19,8 +19,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from mlhpc.common.kernels import batchnorm
+from mlhpc.common.kernels.launch import Kernel
 from mlhpc.cosmoflow.pytorch import kernels as cosmoflow
-from mlhpc.deepcam.data.delta_triton import decode_line
+from mlhpc.deepcam.data.delta_triton import BLOCK, decode_row
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -28,46 +29,49 @@ WARPS, REGISTERS = 64, 65536  # of an NVIDIA multiprocessor (CUDA C++ Programmin
 WAVES, VGPRS = 8, 512  # of a SIMD unit of CDNA 2 and 3 (AMD, CDNA 3 ISA, section 3)
 
 
-class Kernel(NamedTuple):
-    """A kernel with the types of its arguments in order, its constants, and its warps on NVIDIA's and AMD's."""
+class Compiled(NamedTuple):
+    """A kernel with the types of its arguments in order (":16": a multiple of 16), its constants, and its warps
+    on NVIDIA's and AMD's."""
 
-    function: Any
+    function: Kernel
     arguments: str
     constants: dict[str, Any]
     warps: int = 4
     waves: int = 4
 
 
-TILE = {"PARTS": batchnorm.PARTS, "ROWS": batchnorm.ROWS, "CHANNELS": batchnorm.CHANNELS}
+TILE = batchnorm.TILE
 FUSED = {"ADDED": True, "RELU": True, **TILE}
-GRADIENT = "*bf16 *bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *fp32"
+GIVEN = "*bf16 *bf16 *bf16 *fp32 *fp32 *fp32 *fp32"
 POOLED = {"LEAK": 0.3, "ROWS": cosmoflow.ROWS, "CHANNELS": cosmoflow.CHANNELS}
 KERNELS = {
-    "logarithm": Kernel(
+    "logarithm": Compiled(
         cosmoflow.logarithm,
         "*i16 *fp32 *fp32 *bf16 i32 i32",
         {"NORMALISE": False, "ELEMENTS": cosmoflow.ELEMENTS},
     ),
-    "pool": Kernel(cosmoflow.pool, "*bf16 *fp32 *bf16 *u8 i32 i32 i32 i32 i32", POOLED, waves=2),
-    "spread_back": Kernel(
+    "pool": Compiled(cosmoflow.pool, "*bf16 *fp32 *bf16 *u8 i32 i32 i32 i32 i32", POOLED, waves=2),
+    "spread_back": Compiled(
         cosmoflow.spread_back,
         "*bf16 *u8 *bf16 *fp32 i32 i32 i32 i32 i32",
         POOLED | {"GROUP": cosmoflow.GROUP},
         waves=2,
     ),
-    "decode_line": Kernel(
-        decode_line,
-        "*u8 *i64 *i64 *fp32 *i8 *u8 *fp32 *fp32 *fp32 *fp16 i32 i32 i32 i32 i32",
-        {"NORMALISE": True, "BFLOAT16": False, "BLOCK": 2048},
+    "decode_row": Compiled(
+        decode_row,
+        "*u8 *i64 *i64 *fp32 *i8 *u8 *fp32 *fp32 *fp32 *fp16 i32:16 i32:16 i32:16 i32:16 i32:16",
+        {"channel_stride": 1, "NORMALISE": True, "BFLOAT16": False, "CHANNELS": 16, "BLOCK": BLOCK},
     ),
-    "sum_up": Kernel(batchnorm.sum_up, "*bf16 *fp32 i32 i32 i32", TILE),
-    "normalise": Kernel(
+    "sum_up": Compiled(
+        batchnorm.sum_up, f"{GIVEN} i32 i32 i32", {"BACKWARD": False, "ADDED": False, "RELU": False} | TILE
+    ),
+    "sum_up_backward": Compiled(batchnorm.sum_up, f"{GIVEN} i32 i32 i32", {"BACKWARD": True} | FUSED),
+    "normalise": Compiled(
         batchnorm.normalise,
-        "*bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *bf16 i32 i32 i32 fp32 fp32",
+        "*bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *bf16 i32 i32 i32 fp32 fp32",
         FUSED,
     ),
-    "sum_gradients": Kernel(batchnorm.sum_gradients, f"{GRADIENT} i32 i32 i32", FUSED),
-    "propagate": Kernel(batchnorm.propagate, f"{GRADIENT} *bf16 *bf16 *fp32 *fp32 i32 i32 i32", FUSED),
+    "propagate": Compiled(batchnorm.propagate, f"{GIVEN} *bf16 *bf16 *fp32 *fp32 i32 i32 i32", FUSED),
 }
 
 
@@ -81,16 +85,18 @@ class Figures(NamedTuple):
     accesses: int
 
 
-def figures(kernel: Kernel, target: str) -> Figures:
+def figures(kernel: Compiled, target: str) -> Figures:
     """Compile ``kernel`` for ``target``."""
     nvidia = target.startswith("sm_")
     gpu = GPUTarget("cuda", int(target[3:]), 32) if nvidia else GPUTarget("hip", target, 64)
-    names, types = kernel.function.arg_names, kernel.arguments.split()
-    signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
+    names, types = kernel.function.jit.arg_names, kernel.arguments.split()
+    signature = dict.fromkeys(names, "constexpr")
+    signature |= zip(names, (kind.partition(":")[0] for kind in types), strict=False)
     # PyTorch's memory begins at multiples of 16 bytes and more, for which Triton compiles when it runs.
-    aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(types) if kind.startswith("*")}
-    source = triton.compiler.ASTSource(kernel.function, signature, kernel.constants, aligned)
-    options = {"enable_fp_fusion": kernel.function is not decode_line}
+    known = [n for n, kind in enumerate(types) if kind.startswith("*") or kind.endswith(":16")]
+    aligned = {(n,): [["tt.divisibility", 16]] for n in known}
+    source = triton.compiler.ASTSource(kernel.function.jit, signature, kernel.constants, aligned)
+    options = {"enable_fp_fusion": kernel.function is not decode_row}
     options["num_warps"] = kernel.warps if nvidia else kernel.waves
     made = triton.compile(source, target=gpu, options=options)
     return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])

@@ -54,7 +54,7 @@ def test_decodes_on_the_device_and_compiles_nothing_inside_the_clock(encoded, tm
     counted = done.counted()
     assert done.first_used() == {}
     if benchmark == "deepcam":  # 3 batches of 4 samples and 5 samples, twice
-        assert counted["kernels"]["decode_line"] == 2 * (3 * 4 + 5)
+        assert counted["kernels"]["decode_row"] == 2 * (3 * 4 + 5)
     assert "host to device, pageable" not in counted["copies"], counted["copies"]
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.pytorch.model import convolve_and_pool
 
+KINDS = ["default", "avx2", "avx512"]  # each can run what those before it can
 LAST = torch.channels_last_3d
 fused = partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
 # Channels and filters that do and do not fill vectors, sides that do and do not fill tiles, odd numbers of planes.
@@ -43,9 +44,20 @@ def test_the_library_was_compiled():
     assert pooled.library() is not None
 
 
+@pytest.fixture(params=KINDS[: KINDS.index(torch.backends.cpu.get_cpu_capability().lower()) + 1])
+def library_of_a_processor(request, monkeypatch):
+    """Each of those that this processor can run, in place of its own."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    chosen = pooled.library.__wrapped__()
+    assert request.param in str(chosen) or request.param == "default"
+    monkeypatch.setattr(pooled, "library", lambda: chosen)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("shape, filters", SHAPES, ids=str)
-def test_output_and_gradients_are_those_in_float64(shape, filters, threads, monkeypatch):
+def test_output_and_gradients_are_those_in_float64(
+    shape, filters, threads, monkeypatch, library_of_a_processor
+):
     x, convolution, upstream = case(shape, filters)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     output, of_x, of_weight = results(fused, x, convolution, upstream)
