@@ -3,7 +3,8 @@
 T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks, and are known from one epoch; the
 epochs depend on batch size, learning rate and schedule, and vary from seed to seed. The logarithms of both are
 second-order polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951),
-with normal priors on the coefficients. A new choice is the one with the lowest confidence bound (Cox and John 1992).
+with normal priors on the coefficients. A new choice is that with the lowest confidence bound (Cox and John
+1992).
 """
 
 import math
