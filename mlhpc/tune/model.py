@@ -1,9 +1,10 @@
-"""What a search has learned: epochs to target and seconds per epoch as functions of the choices.
+"""What a search has learned: the epochs to target and the seconds of an epoch as functions of the choices.
 
-T = T_epoch · epochs. The seconds per epoch depend on batch size and ranks, and are known after one epoch; the
-number of epochs depends on batch size, learning rate and schedule, and varies from seed to seed. The logarithms of
-both are second-order polynomials in the logarithms of the choices, as in response-surface designs (Box and Wilson
-1951), with normal priors on the coefficients. New choices are drawn from the posterior (Thompson 1933).
+T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks, and are known from one epoch; the
+epochs depend on batch size, learning rate and schedule, and vary from seed to seed. The logarithms of both are
+second-order polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951),
+with normal priors on the coefficients. A new choice is that with the lowest confidence bound (Cox and John
+1992).
 """
 
 import math
@@ -23,8 +24,11 @@ NOISE = 0.1
 """Seed-to-seed standard deviation of log(epochs to target)."""
 NOISE_OF_AN_EPOCH = 0.03
 """Run-to-run standard deviation of log(seconds per epoch), including the polynomial's error."""
-BOLDNESS = 0.3
-"""Factor on the posterior's covariance when a choice is drawn: with few runs, the search must exploit early."""
+NOISE_OF_EXCESS = 0.3
+"""Deviation of a run's epochs per unit of the logarithm of its time over the best: the polynomial has to hold near
+the best."""
+BOUND = 1.5
+"""Deviations of the posterior from its mean to the confidence bound."""
 RUNGS = 3
 """Maximum runs per choice, reached by those at the top of successive halving."""
 
@@ -70,31 +74,33 @@ share each step."""
 
 
 class Search:
-    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best choices
-    and draws from the model. A choice depends only on the outcomes and the random generator passed."""
+    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best and what
+    the model may expect to be faster. A choice depends only on the outcomes that are passed."""
 
     def __init__(self, space: Space, starts: Sequence[Config]) -> None:
         self.space, self.starts = space, starts
         self._features = self._of(space.candidates)
 
-    def next(self, done: Sequence[Outcome], rng: np.random.Generator) -> Config | None:
+    def next(self, done: Sequence[Outcome]) -> Config | None:
         """The configuration of the next run after ``done``; None if none is possible."""
         tried = {outcome.config for outcome in done}
-        first = [config for config in (self.space.default, *self.starts) if config not in tried]
-        if first or (repeated := promoted(done)) is None:
-            return first[0] if first else self._drawn(done, rng)
-        return repeated
+        for config in (self.space.default, *self.starts):
+            if config not in tried:
+                return config
+        repeated = promoted(done)
+        return repeated if repeated and repeated == self.winner(done) else self._promising(done)
 
-    def _drawn(self, done: Sequence[Outcome], rng: np.random.Generator) -> Config | None:
-        """The fastest candidate by a draw from the posterior, except those that have failed or been run often
-        enough, or whose batch size and ranks have aborted twice."""
+    def _promising(self, done: Sequence[Outcome]) -> Config | None:
+        """The candidate with the lowest confidence bound, without those that have failed, that have been run often
+        enough, or whose batch and ranks have aborted twice."""
         places = Counter(outcome.config[:2] for outcome in done if outcome.state == "aborted")
         runs = Counter(outcome.config for outcome in done)
         out = {config for config, number in runs.items() if number >= RUNGS} | failed(done)
-        total = np.zeros(len(self.space.candidates))
+        total, variance = np.zeros((2, len(self.space.candidates)))
         for features, (mean, covariance) in zip(self._features, self._fit(done), strict=True):
-            total += features @ rng.multivariate_normal(mean, BOLDNESS * covariance, method="cholesky")
-        ordered = (self.space.candidates[n] for n in np.argsort(total))
+            total += features @ mean
+            variance += np.sum(features @ covariance * features, axis=1)
+        ordered = (self.space.candidates[n] for n in np.argsort(total - BOUND * np.sqrt(variance)))
         return next((each for each in ordered if each not in out and places[each[:2]] < 2), None)
 
     def winner(self, done: Sequence[Outcome]) -> Config | None:
@@ -116,10 +122,13 @@ class Search:
         epochs, seconds = (np.log([getattr(o, key) for o in known]) for key in ("epochs", "epoch_s"))
         epochs, seconds = epochs - epochs[0], seconds - seconds[0]
         bound = np.array([outcome.state != "converged" for outcome in known])
+        total = epochs + seconds
+        excess = np.maximum(total - min(total[~bound], default=total.min()), 0)
+        noise = np.hypot(NOISE, NOISE_OF_EXCESS * excess)
         offsets = len(self.space.points)
         values = epochs
         for _ in range(4):
-            mean, covariance = _posterior(rates, values, NOISE, *EPOCHS.of(offsets))
+            mean, covariance = _posterior(rates, values, noise, *EPOCHS.of(offsets))
             values = np.where(bound, np.maximum(epochs + 0.8 * NOISE, rates @ mean), epochs)
         return (mean, covariance), _posterior(speeds, seconds, NOISE_OF_AN_EPOCH, *SECONDS.of(0))
 
@@ -171,9 +180,10 @@ def _polynomial(x: Array) -> Array:
 
 
 def _posterior(
-    features: Array, values: Array, noise: float, mean: Array, deviation: Array
+    features: Array, values: Array, noise: Array | float, mean: Array, deviation: Array
 ) -> tuple[Array, Array]:
-    """Posterior mean and covariance of a linear regression's coefficients with a normal prior."""
-    precision = np.diag(deviation**-2.0) + features.T @ features / noise**2
-    covariance = np.linalg.inv(precision)
-    return covariance @ (deviation**-2.0 * mean + features.T @ values / noise**2), covariance
+    """Mean and covariance of the coefficients of a linear regression with a normal prior; ``noise``: deviation of
+    the values, or of each [values]."""
+    weighted = features.T / noise**2
+    covariance = np.linalg.inv(np.diag(deviation**-2.0) + weighted @ features)
+    return covariance @ (deviation**-2.0 * mean + weighted @ values), covariance

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 from rich.console import Console
 
 from mlhpc.common.data import manifest
@@ -91,7 +90,7 @@ def spend(
         spent = sum(outcome.seconds for outcome in done) / done[0].seconds if done else 0.0
         if spent >= options.budget:
             return
-        config = search.next(done, np.random.default_rng([options.seed, len(done)]))
+        config = search.next(done)
         if config is None:
             return
         number = len(done) + 1

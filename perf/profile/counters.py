@@ -1,7 +1,7 @@
-"""Compares hardware counters read by a vendor's tool with the FLOPs and bytes that the model counts for a step.
+"""Hardware counters read by a vendor's tool, beside the FLOPs and bytes that the model counts for a training step.
 
-``perf stat -j`` counts processes; Nsight Compute (``ncu --csv --page raw``) and ``rocprofv3`` count each launch of
-a kernel. FLOPs and bytes of an event:
+``perf stat -j`` counts processes; Nsight Compute (``ncu --csv``, with or without ``--page raw``) and
+``rocprofv3`` count each launch of a kernel. FLOPs and bytes of an event:
 
 * perf: Intel, FP_ARITH_INST_RETIRED (an FMA counts twice) and 64 bytes for CAS_COUNT (Intel, Perfmon events); AMD,
   ``fp_ret_sse_avx_ops.all`` and 64 bytes for ``umc_cas_cmd`` (Processor Programming Reference, family 19h).
@@ -32,6 +32,9 @@ from mlhpc.quantities import count, digits, four_digits
 _REMEDY = "pass the output of perf stat -j, ncu --csv --page raw or rocprofv3 (counter_collection.csv)"
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"([KMGT]?)(byte|inst|op)?s?(/.*)?$")
+_NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?")
+_TENSOR = re.compile(r"sm__ops_path_tensor(_op_\w+?)?(_src_\w+?)(_dst_\w+?)?(_sparsity_o(?:n|ff))?\.sum")
+"""Operations of tensor cores; an event without one of the parts counts all of them together."""
 _BINARY = {"": 64.0, "Bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 """Bytes per count, by perf's unit; a count without a unit counts cache lines."""
 _FLOPS: Sequence[tuple[str, float]] = (
@@ -41,8 +44,8 @@ _FLOPS: Sequence[tuple[str, float]] = (
     (r"fp_arith_inst_retired\.(256b_packed_single|512b_packed_double|8_flops)", 8),
     (r"fp_arith_inst_retired\.512b_packed_single", 16),
     (r"fp_ret_sse_avx_ops\.all", 1),
-    (r"smsp?__sass_thread_inst_executed_op_[dfh](add|mul)_pred_on\.sum", 1),
-    (r"smsp?__sass_thread_inst_executed_op_[dfh]fma_pred_on\.sum", 2),
+    (r"sm(sp)?__sass_thread_inst_executed_op_[dfh](add|mul)_pred_on\.sum", 1),
+    (r"sm(sp)?__sass_thread_inst_executed_op_[dfh]fma_pred_on\.sum", 2),
     (r"sm__ops_path_tensor_\w+\.sum", 1),
     (r"SQ_INSTS_VALU_(ADD|MUL|TRANS)_F(16|32|64)", 64),
     (r"SQ_INSTS_VALU_FMA_F(16|32|64)", 128),
@@ -59,7 +62,7 @@ _VOLTA = "sm__inst_executed_pipe_tensor.sum"
 _BYTES: Sequence[tuple[str, float]] = (
     (r".*cas_count[_.](read|write|rd|wr)/?", 1),
     (r"umc_cas_cmd\.(rd|wr)", 1),
-    (r"dram__bytes(_read|_write)?\.sum", 1),
+    (r"dram__bytes(_op)?(_read|_write)?\.sum", 1),
     (r"(FETCH|WRITE)_SIZE", 1024),
 )
 
@@ -125,12 +128,13 @@ def read(path: Path, steps: int | None) -> Counters:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read ({reason}); {_REMEDY}") from error
-    # ncu's messages begin with ==, the line with the date in a perf file with #.
+    # ncu's messages begin with ==, the date line of a perf file with #; ncu also prints the program's output.
     lines = [line for line in lines if line.strip() and not line.startswith(("==", "#"))]
+    lines = lines[next((n for n, line in enumerate(lines) if line.startswith('"ID",')), 0) :]
     source, parse = _tool(lines[0] if lines else "", path)
     try:
         kernels = parse(lines)
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"{path}: not readable {source} output ({reason}); {_REMEDY}") from error
     if all(kernel.flops is None and kernel.bytes is None for kernel in kernels.values()):
@@ -293,8 +297,8 @@ class _Sum:
 def _perf(lines: Sequence[str]) -> dict[str, Kernel]:
     sums = _Sum()
     events = [parse_json(line) for line in lines]
-    # perf writes <not supported> or <not counted>.
-    events = [event for event in events if not str(event["counter-value"]).startswith("<not")]
+    # perf writes <not supported> or <not counted>; a line with only a metric has no count.
+    events = [event for event in events if not str(event.get("counter-value", "<not")).startswith("<not")]
     names = [re.sub(r":[a-zA-Z]+$", "", event["event"]).lower() for event in events]
     for name, event in zip(names, events, strict=True):
         if not any(part in names for part in _PARTS.get(name, ())):
@@ -319,31 +323,48 @@ def _rocprofv3(lines: Sequence[str]) -> dict[str, Kernel]:
     return {name: each.kernel() for name, each in sums.items()}
 
 
-def _whole(event: str) -> str:
-    """The event that includes this event's counts, empty if there is none; a file may have both."""
+def _in_another(event: str, events: Iterable[str]) -> bool:
+    """Whether another of the events counts all that this one counts, and perhaps more."""
     if event.startswith("sm__sass"):
-        return f"smsp{event[2:]}"
-    whole = re.sub(r"_sparsity_(on|off)", "", event)
-    return whole if whole != event else ""
+        return f"smsp{event[2:]}" in events
+    if event == "dram__bytes.sum":
+        return any(re.fullmatch(r"dram__bytes(_op)?_read\.sum", each) for each in events)
+    if (own := _TENSOR.fullmatch(event)) is None:
+        return False
+    others = (_TENSOR.fullmatch(each) for each in events if each != event)
+    return any(
+        all(part in (None, mine) for part, mine in zip(other.groups(), own.groups(), strict=True))
+        for other in others
+        if other
+    )
+
+
+def _launches(lines: Sequence[str]) -> Iterable[tuple[dict[str, str], dict[str, tuple[str, str]]]]:
+    """Each launch in a table of ncu, with unit and value of each event. A row has one of them, or, of ``--page
+    raw``, all, and the first row has their units."""
+    rows = list(_rows(lines))
+    if rows and "Metric Name" in rows[0]:
+        launches: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {}
+        for row in rows:
+            values = launches.setdefault(row["ID"], (row, {}))[1]
+            values[row["Metric Name"]] = row["Metric Unit"], row["Metric Value"]
+        return launches.values()
+    units, *rows = rows
+    return [(row, {event: (units[event], text) for event, text in row.items()}) for row in rows]
 
 
 def _ncu(lines: Sequence[str]) -> dict[str, Kernel]:
-    rows = _rows(lines)
-    units = next(rows)
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for row in rows:
-        has = row.get("CC") == "7.0" and not any("ops_path_tensor" in event for event in row)
-        both = "dram__bytes_read.sum" in row
-        for event, text in row.items():
+    for launch, values in _launches(lines):
+        has = launch.get("CC") == "7.0" and not any("ops_path_tensor" in event for event in values)
+        for event, (unit, text) in values.items():
             name = "sm__ops_path_tensor_volta.sum" if has and event == _VOLTA else event
             known = _factor(name, _FLOPS) is not None or _factor(name, _BYTES) is not None
-            if not known or not text or text == "n/a" or (both and event == "dram__bytes.sum"):
+            if not known or text in ("", "n/a") or _in_another(event, values):
                 continue
-            if _whole(event) in row:
-                continue
-            unit = _UNIT.match(units[event] or "")
-            if unit is None:
-                raise ValueError(f"unit {units[event]} of {event}")
-            value = float(text.replace(",", "")) * _PREFIX[unit[1]] * (512 if name != event else 1)
-            sums[_name(row["Kernel Name"])].add(row["ID"], name, value)
+            scale, number_ = _UNIT.match(unit), _NUMBER.fullmatch(text)
+            if scale is None or number_ is None:
+                raise ValueError(f"{text} {unit} of {event}")
+            value = float(text.replace(",", "")) * _PREFIX[scale[1]] * (512 if name != event else 1)
+            sums[_name(launch["Kernel Name"])].add(launch["ID"], name, value)
     return {name: each.kernel() for name, each in sums.items()}

@@ -53,17 +53,13 @@ def optimum(on: Surface) -> float:
     return min(on.seconds_of(Config(b, r, rate, s)) for b, r, s in places for rate in rates)
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [("small_batches", 18), ("steep_rate", 18), ("large_batches", 18), ("near_the_default", 15)],
-)
-def test_most_of_20_seeds_end_within_5_percent_of_the_optimum(name, least):
-    """Of the hardest fewer: its default leaves a budget of 24 only 30 runs, where others have 50 to 100."""
+@pytest.mark.parametrize("name", ["small_batches", "steep_rate", "large_batches", "near_the_default"])
+def test_36_of_40_seeds_end_within_5_percent_of_the_optimum(name):
     on = surface(name)
     best = optimum(on)
     assert on.seconds_of(space().default) > 1.3 * best
-    found = [on.seconds_of(search().winner(searched(on, seed))) / best for seed in range(20)]
-    assert sum(ratio <= 1.05 for ratio in found) >= least, found
+    found = [on.seconds_of(search().winner(searched(on, seed))) / best for seed in range(40)]
+    assert sum(ratio <= 1.05 for ratio in found) >= 36, found
 
 
 def test_the_budget_is_counted_in_runs_of_the_default():
@@ -137,6 +133,6 @@ def test_published_points_are_run_first():
     starts = closed.starts(None)
     done = []
     for n in range(1 + len(starts)):
-        config = Search(closed, starts).next(done, np.random.default_rng(1))
+        config = Search(closed, starts).next(done)
         done.append(Outcome(config, "converged", 100.0 + n, 10, 10.0))
     assert [outcome.config for outcome in done] == [closed.default, *starts]

@@ -70,11 +70,31 @@ def test_launches_of_kernels_are_added_to_a_step_and_its_layers(file, convolutio
     assert whole.bytes == pytest.approx(3 * convolution.bytes + 2 * add.bytes)
 
 
+def test_recorded_launches_on_an_h200():
+    """The projection to query, key and value of Qwen3-30B-A3B for 32 sequences: 2048 features to 32 + 2 · 4 heads
+    of 128. Its tensor cores did as many operations as that product has."""
+    kernels = read(FILES / "ncu_h200.csv", None).kernels
+    assert kernels["nvjet_tst_64x32_64x16_4x1_v_bz_TNT"] == Kernel(2.0 * 32 * 2048 * 40 * 128, None)
+    assert next(iter(kernels.values())).flops == 111616 + 2 * 73728 + 131072
+
+
+def test_recorded_bytes_of_memory():
+    """A product of 2048² matrices, of which each is moved at least once; the program's own lines are before it."""
+    (product,) = read(FILES / "ncu_rtx5070.csv", None).kernels.values()
+    assert product == Kernel(None, 53261312.0 + 3377920.0)
+    assert product.bytes > 3 * 2048**2 * 4
+    assert read(FILES / "perf_stat_memory.json", 1).kernels == {"": Kernel(None, 64.0 * (1117309 + 1004052))}
+    kernels = read(FILES / "rocprofv3_fetch.csv", None).kernels
+    assert kernels["fleet_decode_step"] == Kernel(None, 22660092.0625 * 1024)
+    assert kernels["__amd_rocclr_fillBufferAligned"].bytes == (14.5 + 15.5 + 14.5 + 5.4375) / 4 * 1024
+
+
 def test_what_two_events_count_counts_once(tmp_path):
-    tensor, fma = "sm__ops_path_tensor_src_fp16", "__sass_thread_inst_executed_op_ffma_pred_on.sum"
-    events = [f"{tensor}.sum", f"{tensor}_sparsity_off.sum", f"sm{fma}", f"smsp{fma}"]
+    tensor, fma = "sm__ops_path_tensor", "__sass_thread_inst_executed_op_ffma_pred_on.sum"
+    parts = [f"{tensor}_src_fp16{part}.sum" for part in ("", "_sparsity_off", "_dst_fp32")]
+    events = [*parts, f"{tensor}_op_hgmma_src_fp16_dst_fp32_sparsity_off.sum", f"sm{fma}", f"smsp{fma}"]
     head = ["ID", "Kernel Name", *events]
-    rows = [head, ["", "", "", "", "inst", "inst"], ["0", "gemm", "1000", "1000", "10", "10"]]
+    rows = [head, [""] * 8, ["0", "gemm", *["1000"] * 4, "10", "10"]]
     (tmp_path / "ncu.csv").write_text("".join(f"{','.join(row)}\n" for row in rows))
     assert read(tmp_path / "ncu.csv", None).kernels == {"gemm": Kernel(1020.0, None)}
     parts = [("4_flops", 100), ("128b_packed_single", 60), ("256b_packed_double", 40), ("scalar", 7)]
@@ -128,6 +148,14 @@ def test_counters_of_another_step_are_refused():
         of_step(read(FILES / "ncu.csv", None), other, network(), "float32")
 
 
+def test_decimal_commas_are_refused(tmp_path):
+    """As some languages have them: 9,00 is not 900."""
+    text = (FILES / "ncu_rtx5070.csv").read_text().replace("53,261,312", "53,26")
+    (tmp_path / "ncu.csv").write_text(text)
+    with pytest.raises(UserError, match=r"\(53,26 byte of dram__bytes_op_read.sum\)"):
+        read(tmp_path / "ncu.csv", None)
+
+
 @pytest.mark.parametrize("value", ["-1", "nan", "1e999", "3805,72", "[" * 9999, '{"a": 1}'])
 def test_counts_that_are_none_are_refused(tmp_path, value):
     line = json.loads((FILES / "perf_stat.json").read_text().splitlines()[2])
@@ -137,7 +165,7 @@ def test_counts_that_are_none_are_refused(tmp_path, value):
         read(path, 1)
 
 
-@given(st.sampled_from(["perf_stat.json", "ncu.csv", "rocprofv3_flops.csv"]), st.data())
+@given(st.sampled_from(["perf_stat.json", "ncu.csv", "ncu_h200.csv", "rocprofv3_flops.csv"]), st.data())
 def test_damaged_files_are_read_or_refused_in_one_line(tmp_path_factory, file, data):
     content = (FILES / file).read_bytes()
     at = data.draw(st.integers(0, len(content) - 1))
