@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.files.filesystem import cache_folder
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, did_you_mean, few
 from mlhpc.history.rows import ROW, TEXTS
@@ -118,9 +119,8 @@ def conditions(text: str) -> list[str]:
 
 def cache_of(store: Path) -> Path:
     """Where the index of ``store`` is."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     key = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:16]
-    return Path(base) / "mlhpc" / f"history-{key}.sqlite"
+    return cache_folder() / f"history-{key}.sqlite"
 
 
 @contextlib.contextmanager
