@@ -35,7 +35,7 @@ def begin() -> str | Popen[bytes]:
 def _kept() -> Path:
     import vl_convert
 
-    return cache_folder() / f"charts-{vl_convert.__version__}.js"
+    return cache_folder() / f"charts-{vars(vl_convert)['__version__']}.js"
 
 
 @cache
