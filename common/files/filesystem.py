@@ -66,6 +66,11 @@ def _nearest_existing(path: Path) -> Path:
     return path
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept for this user (XDG Base Directory Specification); it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mlhpc")
+
+
 def memory_left() -> int:
     """Bytes of memory that this process may still allocate, as limited by the machine and its control groups."""
     return min(_memory_left(), default=0)

@@ -1,10 +1,17 @@
-"""The scripts that draw charts in a page: vega, vega-lite and vega-embed, bundled by vl-convert."""
+"""The scripts that draw charts in a page: vega, vega-lite and vega-embed as one, from vl-convert. Bundling them
+takes as long as all else of a page, so the bundle is kept in the user's cache."""
 
 import atexit
+import os
 import sys
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
+from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.files.filesystem import cache_folder
+from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 
 _BUNDLE = """
@@ -14,21 +21,36 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 
 @cache
-def begin() -> Popen[bytes]:
-    """Begin to bundle the scripts for a page that is rendered later, since it takes as long as drawing the charts.
-    It runs in a separate process because vl-convert holds the interpreter lock."""
+def begin() -> str | Popen[bytes]:
+    """The scripts if they are kept; otherwise begin to bundle them, for a page that is rendered later. In a
+    process of its own, since vl-convert keeps the lock of the interpreter."""
+    with suppress(OSError, UnicodeError), open(open_regular(_kept()), encoding="utf-8") as file:
+        if os.fstat(file.fileno()).st_uid == os.geteuid() and (scripts := file.read()):
+            return scripts
     process = Popen([sys.executable, "-c", _BUNDLE], stdout=PIPE, stderr=DEVNULL)
     atexit.register(process.kill)
     return process
 
 
+def _kept() -> Path:
+    import vl_convert
+
+    return cache_folder() / f"charts-{vars(vl_convert)['__version__']}.js"
+
+
 @cache
 def script() -> str:
     """The bundled scripts. Raises UserError if they cannot be bundled."""
-    process = begin()
-    bundle, _ = process.communicate()
-    if process.returncode:
+    begun = begin()
+    if isinstance(begun, str):
+        return begun
+    bundle, _ = begun.communicate()
+    if begun.returncode:
         raise UserError(
-            f"vl-convert cannot bundle the scripts of charts (status {process.returncode}): reinstall it"
+            f"vl-convert cannot bundle the scripts of charts (status {begun.returncode}): reinstall it"
         )
-    return bundle.decode().replace("</script", "<\\/script")
+    scripts = bundle.replace(b"</script", b"<\\/script")
+    with suppress(OSError):  # without a cache that can be written, they are bundled for each page
+        _kept().parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(_kept(), scripts)
+    return scripts.decode()

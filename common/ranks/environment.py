@@ -3,7 +3,9 @@
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
@@ -43,13 +45,13 @@ def identify(env: Mapping[str, str]) -> RankInfo:
 
     The innermost launcher takes precedence, in this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
     (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
-    PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK of Cray), srun
-    (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a Slurm
-    job step, but not the reverse. A batch script also has SLURM_PROCID but is not a job step: without srun
-    it starts one rank, as in a plain shell.
+    PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK or PALS_LOCAL_RANKID of Cray), srun
+    (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a job
+    step of Slurm, never the reverse. A batch script has SLURM_PROCID too, but is not a job step:
+    without srun it starts one rank, as in a plain shell.
 
-    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of an
-    unsupported launcher: each of its ranks would otherwise start a run of its own.
+    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of
+    a launcher that is not supported: taken as the only one, it would be one of several runs side by side.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
         if info := launcher(env):
@@ -57,7 +59,7 @@ def identify(env: Mapping[str, str]) -> RankInfo:
             return info
     for name, size in _UNSUPPORTED.items():
         if env.get(name) and env.get(size) != "1":
-            total = f" of {env[size]}" if env.get(size) else ""
+            total = f" of {env[size]}" if env.get(size) and size != name else ""
             raise UserError(
                 f"this is rank {env[name]}{total} of a launcher that is not supported ({name}); start with "
                 f"torchrun, mpirun or srun, or unset {name} to run as one rank"
@@ -72,22 +74,29 @@ _UNSUPPORTED = {
     "PALS_RANKID": "",
     "ALPS_APP_PE": "",
     "LSF_PM_TASKID": "LSB_DJOB_NUMPROC",
+    "PBS_TASKNUM": "PBS_TASKNUM",  # 1 is the batch script itself
     "JOB_COMPLETION_INDEX": "",
     "MPIRUN_RANK": "MPIRUN_NPROCS",
     "MP_CHILD": "MP_PROCS",
 }
-"""Variables in which unsupported launchers report the rank and the number of ranks: Flux, PMI without local ranks,
-PRRTE, HPE PALS, Cray ALPS, LSF's blaunch, Indexed Jobs of Kubernetes, the old mpirun_rsh, IBM POE."""
+"""Variables with the rank and the number of ranks of other launchers: Flux, PMI without local ranks, PRRTE,
+HPE PALS, Cray ALPS, LSF's blaunch, PBS's pbsdsh, Indexed Jobs of Kubernetes, the old mpirun_rsh, IBM POE."""
 
 
 def forgotten_launcher(env: Mapping[str, str]) -> str:
-    """Why running this single rank is probably a mistake: its batch job has several tasks, but no launcher started
-    it. Empty if it is not a mistake."""
-    for name in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC"):
-        tasks = env.get(name, "1")
-        if tasks.isdigit() and int(tasks) > 1 and identify(env).launcher == "none":
-            starter = "srun" if name == "SLURM_NTASKS" else "jsrun or mpirun"
-            return f"only one rank in a job of {tasks} tasks ({name}); start with {starter}"
+    """Why running this single rank is probably a mistake: its batch job has several tasks (in PBS, nodes), but no
+    launcher started it. Empty if it is not a mistake."""
+    for name, what, starter in (
+        ("SLURM_NTASKS", "tasks", "srun"),
+        ("LSB_DJOB_NUMPROC", "tasks", "jsrun or mpirun"),
+        ("PBS_NODEFILE", "nodes", "mpiexec"),
+    ):
+        found = env.get(name, "")
+        if name == "PBS_NODEFILE":
+            with suppress(OSError, UnicodeError):  # a line for each core or task, with its node
+                found = str(len({*Path(found).read_text().split()}))
+        if found.isdigit() and int(found) > 1 and identify(env).launcher == "none":
+            return f"only one rank in a job of {found} {what} ({name}); start with {starter}"
     return ""
 
 
@@ -153,11 +162,14 @@ def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _pmi(env: Mapping[str, str]) -> RankInfo | None:
-    """MPICH and Intel MPI always set MPI_LOCALRANKID; Cray's PMI_LOCAL_RANK may come from srun too."""
+    """MPICH and Intel MPI always set MPI_LOCALRANKID; Cray's PMI_LOCAL_RANK may come from srun too. HPE PALS has
+    its own where it starts ranks of MPICH."""
     if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:
         return _mpirun(env, "PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if "PMI_RANK" in env and "PMI_LOCAL_RANK" in env and "SLURM_STEP_ID" not in env:
         return _mpirun(env, "PMI_", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+    if "PMI_SIZE" in env and "PALS_LOCAL_RANKID" in env:
+        return _mpirun(env, "PMI_", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
     return None
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.files.filesystem import cache_folder
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, did_you_mean, few
 from mlhpc.history.rows import ROW, TEXTS
@@ -120,9 +121,8 @@ def conditions(text: str) -> list[str]:
 
 def cache_of(store: Path) -> Path:
     """The path of the index of ``store``."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     key = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:16]
-    return Path(base) / "mlhpc" / f"history-{key}.sqlite"
+    return cache_folder() / f"history-{key}.sqlite"
 
 
 @contextlib.contextmanager

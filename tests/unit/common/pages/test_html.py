@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -70,13 +71,56 @@ def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched() -> None:
     assert re.fullmatch(r"('sha256-[A-Za-z0-9+/]{43}=' ?){2}", rules["script-src"])
 
 
-def test_scripts_that_cannot_be_bundled_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where the scripts are kept: in a new cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    yield library._kept()
+    forget()
+
+
+def forget() -> None:
+    """As a new process has it."""
     for cached in (library.begin, library.script):
         cached.cache_clear()
+
+
+def test_scripts_that_cannot_be_bundled_are_one_line(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"vl-convert cannot bundle the scripts of charts \(status 1\)"):
         evil_page()
-    library.begin.cache_clear()
+    assert not kept.exists()
+
+
+def test_scripts_are_bundled_once(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    bundled = library.script()
+    assert "vegaEmbed" in bundled and kept.read_text("utf-8") == bundled
+    forget()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert library.script() == bundled
+
+
+@pytest.mark.parametrize("damage", ["empty", "binary", "link to a FIFO", "of another user"])
+def test_scripts_that_this_user_has_not_kept_are_bundled_again(
+    monkeypatch: pytest.MonkeyPatch, kept: Path, damage: str
+) -> None:
+    kept.parent.mkdir()
+    if damage == "link to a FIFO":
+        os.mkfifo(kept.with_suffix(".fifo"))
+        kept.symlink_to(kept.with_suffix(".fifo"))
+    else:
+        kept.write_bytes(b"\xff" if damage == "binary" else b"evil()" * (damage == "of another user"))
+    if damage == "of another user":
+        monkeypatch.setattr(os, "geteuid", lambda: kept.stat().st_uid + 1)
+    monkeypatch.setattr(library, "_BUNDLE", "print('window.bundled = 1')")
+    assert library.script() == "window.bundled = 1\n"
+
+
+def test_without_a_cache_scripts_are_bundled(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    kept.parent.touch()  # where its folder should be
+    monkeypatch.setattr(library, "_BUNDLE", "print('window.bundled = 1')")
+    assert library.script() == "window.bundled = 1\n"
 
 
 def test_a_page_without_charts_has_no_script() -> None:

@@ -6,7 +6,9 @@ import resource
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,10 +22,6 @@ from mlhpc.common.ranks.socket_world import interface_of, with_node_index
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import AlreadyReported, UserError
 
-MVAPICH = {
-    "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4",
-    "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2",
-}  # fmt: skip
 # What Slurm 22.05 gives a task of srun -N3 -n5, and what of it the batch script of the job sees.
 JOB = {
     "SLURM_JOB_ID": "77", "SLURM_NTASKS": "5", "SLURM_NNODES": "3", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
@@ -82,11 +80,33 @@ def test_every_launcher_is_recognised(env, launcher, ranks, nodes):
     assert (info.node, info.nodes) == nodes
 
 
-def test_jsrun_is_read() -> None:
-    """Variables of IBM's JSM, as LLNL and ORNL document them; with Spectrum MPI there are OMPI_* too."""
-    env = {"JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "1"}
-    info = identify(env | {"JSM_NAMESPACE_LOCAL_SIZE": "6", "PMIX_RANK": "7", "LSB_JOBID": "1"})
-    assert (info.launcher, info.rank, info.size, info.local_rank, info.local_size) == ("mpirun", 7, 12, 1, 6)
+RECORDED = tomllib.loads(Path("tests/data/launchers/environments.toml").read_text())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_environments_are_read_or_refused(name):
+    env = {key: value for key, value in RECORDED[name].items() if key not in ("source", "reads", "refuses")}
+    if said := RECORDED[name].get("refuses"):
+        with pytest.raises(UserError) as raised:
+            identify(env)
+        assert said in str(raised.value)
+    else:
+        info = identify(env)
+        assert [info.rank, info.size, info.local_rank, info.local_size] == RECORDED[name]["reads"]
+
+
+def test_a_script_of_pbs_on_several_nodes_is_recognised(tmp_path):
+    """A line for each core or task."""
+    nodes = tmp_path / "nodes"
+    env = {"PBS_TASKNUM": "1", "PBS_NODEFILE": str(nodes)}
+    assert forgotten_launcher(env) == "", "the file is on another node"
+    nodes.write_text("n1\nn1\n")
+    assert forgotten_launcher(env) == ""
+    nodes.write_text("n1\nn1\nn2\nn2\n")
+    assert (
+        forgotten_launcher(env) == "only one rank in a job of 2 nodes (PBS_NODEFILE); start with mpiexec"
+    )
+    assert forgotten_launcher(env | HYDRA) == ""
 
 
 @pytest.mark.parametrize(
@@ -107,13 +127,9 @@ def test_a_batch_script_without_its_launcher_is_recognised(env, said):
     assert forgotten_launcher(env).startswith(said) and bool(forgotten_launcher(env)) == bool(said)
 
 
-def test_mvapich_and_a_single_task_of_an_unsupported_launcher() -> None:
-    info = identify(MVAPICH)
-    assert (info.launcher, info.rank, info.size, info.local_rank, info.local_size) == ("mpirun", 1, 4, 1, 2)
-    assert (
-        identify({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"})
-        == RankInfo()
-    )
+def test_a_single_task_of_an_unsupported_launcher_is_one_rank() -> None:
+    env = {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert identify(env) == RankInfo()
 
 
 def test_the_leader_of_a_job_step_is_its_first_node_not_the_submit_host():
@@ -145,14 +161,8 @@ def test_all_ranks_of_a_step_agree_on_leader_ports_and_token():
         (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, "SLURM_STEP_NUM_TASKS"),
         (STEP | {"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"}, "heterogeneous job are not supported"),
         (STEP | {"SLURM_HET_SIZE": "2", "SLURM_PROCID": "7"}, "heterogeneous job are not supported"),
-        ({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "4", "PMI_RANK": "1", "PMI_SIZE": "4"}, "rank 1 of 4"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "rank 0 of 2 of a launcher that is not supported"),
-        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte-1@1"}, "rank 1 of a launcher that is not supported"),
-        ({"PALS_RANKID": "0"}, "PALS_RANKID"),
-        ({"ALPS_APP_PE": "3"}, "ALPS_APP_PE"),
         ({"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "6"}, "lacks JSM_NAMESPACE_LOCAL_RANK"),
-        ({"LSF_PM_TASKID": "3", "LSB_DJOB_NUMPROC": "6"}, "rank 3 of 6"),
-        ({"JOB_COMPLETION_INDEX": "3"}, "JOB_COMPLETION_INDEX"),
         ({k: v for k, v in STEP.items() if k != "SLURM_STEP_NUM_TASKS"}, "but not SLURM_STEP_NUM_TASKS"),
         ({k: v for k, v in STEP.items() if k != "SLURM_STEP_ID"}, "but not SLURM_STEP_ID"),
         ({k: v for k, v in STEP.items() if "STEP" not in k}, "has SLURM_PROCID but not SLURM_STEP_ID and"),
