@@ -103,9 +103,7 @@ def test_a_script_of_pbs_on_several_nodes_is_recognised(tmp_path):
     nodes.write_text("n1\nn1\n")
     assert forgotten_launcher(env) == ""
     nodes.write_text("n1\nn1\nn2\nn2\n")
-    assert (
-        forgotten_launcher(env) == "only one rank in a job of 2 nodes (PBS_NODEFILE); start with mpiexec"
-    )
+    assert forgotten_launcher(env) == "only one rank in a job of 2 nodes (PBS_NODEFILE); start with mpiexec"
     assert forgotten_launcher(env | HYDRA) == ""
 
 
