@@ -90,7 +90,7 @@ def figures(kernel: Kernel, target: str) -> Figures:
     # PyTorch's memory begins at multiples of 16 bytes and more, for which Triton compiles when it runs.
     aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(types) if kind.startswith("*")}
     source = triton.compiler.ASTSource(kernel.function, signature, kernel.constants, aligned)
-    options = {"enable_fp_fusion": kernel.function is not decode_line}
+    options: dict[str, Any] = {"enable_fp_fusion": kernel.function is not decode_line}
     options["num_warps"] = kernel.warps if nvidia else kernel.waves
     made = triton.compile(source, target=gpu, options=options)
     return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])
