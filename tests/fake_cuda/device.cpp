@@ -105,7 +105,6 @@ EXPORT const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {
         case cudaErrorMemoryAllocation: return "out of memory";
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-        case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
         case cudaErrorECCUncorrectable: return "uncorrectable ECC error encountered";
         case cudaErrorNotReady: return "device not ready";
         case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";

@@ -35,6 +35,7 @@ EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void*) {
     count("modules", "cuModuleLoadData");
     return *module = reinterpret_cast<CUmodule>(new char), CUDA_SUCCESS;
 }
+EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule* module, const char*) { return cuModuleLoadData(module, nullptr); }
 EXPORT CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
     return *function = reinterpret_cast<CUfunction>(strdup(name)), CUDA_SUCCESS;
 }
