@@ -26,7 +26,6 @@ kernels (on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72:
 huggingface.co/codellama/CodeLlama-7b-hf/discussions/ 24); the rest is an allowance for NCCL's buffers, workspaces
 of convolutions and fragmentation, for which no figures are known."""
 
-
 WORKSPACES = 2 * 2**25
 """Bytes of cuBLAS's workspaces, one for the forward pass and one for autograd's thread: 32 MiB each on Hopper and
 later, a quarter of that before (PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
@@ -87,35 +86,39 @@ def step_memory(
 ) -> Memory:
     """The memory of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``.
     ``extra_input``: bytes per input element in addition to the network's float32. ``gpu``: LAMB updates all
-    weights at once, with two copies of them, whereas on a CPU it updates them in small parts. ``accumulates``: the
-    gradients of earlier backward passes exist from the start, and a layer's new ones are added to them.
+    weights at once, with two copies of them; on a CPU in small parts. ``accumulates``: the gradients of
+    earlier backward passes exist from the start, and a layer's new ones are added to them.
 
     Walks backward through the layers: the backward pass of a layer needs the weights and the optimizer's
-    state, the saved tensors of this layer and those before it, the weight gradients of this layer and those
-    after it, and the gradients of its output and inputs. Not included: memory reserved by libraries (CUDA
-    contexts, cuDNN's workspaces), fragmentation, and gradient buckets for all-reduce.
+    state, the saved tensors and 16-bit weights of this layer and those before it, the weight gradients of this
+    layer and those after it (a GPU casts those of convolutions together, at the end), and the gradients of its
+    output and inputs. Not included: memory reserved by libraries (CUDA contexts, cuDNN's workspaces),
+    fragmentation, and gradient buckets for all-reduce.
     """
-    width = activation_bytes(precision)
-    mixed = precision != "float32"
-    parameters = 4 * network.parameters + 4 * sum(_running_statistics(layer) for layer in network)
+    width, mixed = activation_bytes(precision), precision != "float32"
+    # A batch norm has as many running means and variances as weights; its count of batches is negligible.
+    statistics = sum(layer.parameters for layer in network if layer.kind == "batch norm")
+    parameters = 4 * (network.parameters + statistics)
     copies = 2 * sum(layer.parameters for layer in network if layer.forward_flops) if mixed else 0
     state = 4 * STATES[optimizer] * network.parameters
     given = batch * network.input_elements * (4 + extra_input + (2 if mixed else 0))
     output = batch * network.layers[-1].input_elements * 4
-    static = parameters + copies + state + given + output
+    static = parameters + state + given + output
 
-    kept = network.saved_bytes(precision, batch)
-    peak, peak_at, working, gradients = 0, "", 0, 0
+    kept = network.saved_bytes(precision, batch) + copies
+    peak, peak_at, working, gradients, narrow = 0, "", 0, 0, 0
     for layer in reversed(network.layers):
         gradients += 4 * layer.parameters
+        copied = 2 * layer.parameters if mixed and layer.forward_flops else 0
+        narrow += copied if gpu and "convolution" in layer.kind else 0
         moving = 0 if layer.kind in ("sum", "concatenation") else layer.input_elements
         flowing = batch * width * (layer.output_elements + (moving if _reaches_weights(layer) else 0))
-        held = 4 * (network.parameters + layer.parameters) if accumulates else gradients
+        held = 4 * (network.parameters + layer.parameters) if accumulates else gradients - narrow
         if static + kept + held + flowing > peak:
             peak, peak_at, working = static + kept + held + flowing, layer.name, flowing
-        kept -= layer.saved_bytes(precision, batch)
-    copied = 2 if optimizer == "lamb" and gpu else 0
-    at_update = parameters + state + gradients + 4 * copied * network.parameters
+        kept -= layer.saved_bytes(precision, batch) + copied
+    of_lamb = 8 * network.parameters if optimizer == "lamb" and gpu else 0
+    at_update = parameters + state + gradients + of_lamb
     if at_update > peak:
         peak, peak_at, working = at_update, "optimizer", 0
     activations = network.saved_bytes(precision, batch) + output
@@ -141,12 +144,6 @@ def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "
 def power_of_two(batch: int) -> int:
     """The largest power of two that is at most ``batch``."""
     return 1 << (batch.bit_length() - 1)
-
-
-def _running_statistics(layer: Layer) -> int:
-    """Number of running statistics of a batch norm: a mean and a variance per channel, as many as its weights. The
-    counter of batches is negligible."""
-    return layer.parameters if layer.kind == "batch norm" else 0
 
 
 def _reaches_weights(layer: Layer) -> bool:

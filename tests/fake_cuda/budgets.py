@@ -35,11 +35,11 @@ WARM_UP = 4  # fill PyTorch's caches; DistributedDataParallel orders its buckets
 STEPS = 2  # measured
 
 
-def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
+def measured(benchmark: str, batch: int, precision: str, *settings: str) -> dict[str, Any]:
     """In a process that sees a device: the numbers of one step, and what the suite predicts of its memory."""
     sys.path.insert(0, str(HERE.parent / "perf"))
     import torch
-    from host_step import subject  # type: ignore[import-not-found]  # perf.host_step to mypy
+    from host_step import subject
 
     from mlhpc.benchmarks.load import load
     from mlhpc.common.pytorch.devices import pick_device
@@ -56,7 +56,7 @@ def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
         torch.distributed.init_process_group(
             "nccl", init_method=f"file://{store}", rank=rank, world_size=ranks, device_id=device
         )
-    of = subject(benchmark, batch, precision, device)
+    of = subject(benchmark, batch, precision, device, *settings)
     for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize()
@@ -76,7 +76,7 @@ def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
     torch._C._cuda_clearCublasWorkspaces()
     workspaces = held - torch.cuda.memory_allocated()
     framework = ["training.framework=pytorch"] * (benchmark == "cosmoflow")
-    run = load(benchmark, "closed", [f"training.precision={precision}", *framework])
+    run = load(benchmark, "closed", [f"training.precision={precision}", *framework, *settings])
     return {
         "launches": counted("kernels"),
         "waits": counted("synchronisations"),
@@ -96,11 +96,11 @@ def report() -> dict[str, dict[str, float]]:
     return dict(json.loads(library.fake_cuda_report())["total"])
 
 
-def of_step(benchmark: str, batch: int, precision: str, ranks: int = 1) -> dict[str, Any]:
+def of_step(benchmark: str, batch: int, precision: str, *settings: str, ranks: int = 1) -> dict[str, Any]:
     """``measured`` on rank 0 of so many, each in a process of its own."""
     from fake_cuda.library import devices, loader
 
-    command = [sys.executable, __file__, "--inside", benchmark, str(batch), precision]
+    command = [sys.executable, __file__, "--inside", benchmark, str(batch), precision, *settings]
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | loader() | devices(changes={"devices": ranks})
         if ranks > 1:
@@ -115,14 +115,18 @@ def of_step(benchmark: str, batch: int, precision: str, ranks: int = 1) -> dict[
             )
             for rank in range(ranks)
         ]
-        said = [process.communicate(timeout=300) for process in started]
+        try:
+            said = [process.communicate(timeout=300) for process in started]
+        finally:
+            for process in started:
+                process.kill()
     assert not any(process.returncode for process in started), said
     return dict(json.loads(said[0][0].splitlines()[-1]))
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
-        print(json.dumps(measured(sys.argv[2], int(sys.argv[3]), sys.argv[4])))
+        print(json.dumps(measured(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])))
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -140,7 +144,7 @@ def main() -> int:
             rows[name_of(benchmark, batch, precision)] = of_step(benchmark, batch, precision)
     if options.record:
         kept = {name: {column: row[column] for column in COLUMNS[:5]} for name, row in rows.items()}
-        RECORDED.write_text(json.dumps(kept, indent=1) + "\n")
+        RECORDED.write_text(json.dumps(json.loads(RECORDED.read_text()) | kept, indent=1) + "\n")
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0

@@ -17,9 +17,6 @@ EXPORT CUresult CUDAAPI cuDeviceGet(CUdevice* device, int number) { return *devi
 EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice device) {
     return same(cudaDeviceGetAttribute(value, cudaDeviceAttr(which), device));
 }
-EXPORT CUresult CUDAAPI cuDeviceTotalMem(size_t* bytes, CUdevice) {
-    return *bytes = size_t(setting("memory_bytes")), CUDA_SUCCESS;
-}
 
 // One context for each device, which exists from the start.
 static CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(uintptr_t(device + 1)); }
@@ -29,12 +26,6 @@ EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext* context) {
 EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext context) {
     return context ? same(cudaSetDevice(int(uintptr_t(context)) - 1)) : CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) { return *device = current_device(), CUDA_SUCCESS; }
-EXPORT CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
-    *flags = 0;
-    *active = 1;
-    return CUDA_SUCCESS;
-}
 EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return *context = context_of(device), CUDA_SUCCESS;
 }
@@ -43,9 +34,6 @@ EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice de
 EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void*) {
     count("modules", "cuModuleLoadData");
     return *module = reinterpret_cast<CUmodule>(new char), CUDA_SUCCESS;
-}
-EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
-    return cuModuleLoadData(module, image);
 }
 EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule* module, const char*) { return cuModuleLoadData(module, nullptr); }
 EXPORT CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
@@ -67,13 +55,9 @@ EXPORT CUresult CUDAAPI cuPointerGetAttribute(void* value, CUpointer_attribute w
     else *static_cast<int*>(value) = CU_MEMORYTYPE_DEVICE;
     return CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
-    return *clusters = 1, CUDA_SUCCESS;
-}
 EXPORT CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
     return *text = cudaGetErrorString(cudaError_t(error)), CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuGetErrorName(CUresult error, const char** text) { return cuGetErrorString(error, text); }
 
 // Functions by name: those of this library, and for the others one that says that the device cannot do it.
 static CUresult unsupported() { return CUDA_ERROR_NOT_SUPPORTED; }
@@ -84,13 +68,11 @@ static void* function_named(const std::string& name) {
 }
 EXPORT CUresult CUDAAPI cuGetProcAddress(const char* name, void** function, int, cuuint64_t,
                                          CUdriverProcAddressQueryResult* result) {
-    *function = function_named(name);
     if (result) *result = CU_GET_PROC_ADDRESS_SUCCESS;
-    return CUDA_SUCCESS;
+    return *function = function_named(name), CUDA_SUCCESS;
 }
 EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                                     cudaDriverEntryPointQueryResult* result) {
-    *function = function_named(name);
     if (result) *result = cudaDriverEntryPointSuccess;
-    return cudaSuccess;
+    return *function = function_named(name), cudaSuccess;
 }

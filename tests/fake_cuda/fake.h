@@ -41,7 +41,7 @@ long all_launches();                    // of this process, on all devices
 // and whoever synchronises sleeps until then.
 Seconds now();
 void sleep_until(Seconds time);
-void spend_us(const char* setting);  // the host is busy for that long
+void spend_us(const char* setting, double times = 1);  // the host is busy for that long
 
 struct Capture;
 struct Stream;
@@ -52,9 +52,9 @@ using Work = std::function<bool(Stream&, Seconds enqueued)>;
 using Task = std::function<Work()>;
 
 struct Stream {
-    int device = 0;
-    Seconds done_at = 0;                            // when everything that has left the queue is done
-    std::deque<std::pair<Seconds, Work>> waiting;   // behind work that waits for another rank
+    int device = current_device();
+    Seconds done_at = 0;                           // when everything that has left the queue is done
+    std::deque<std::pair<Seconds, Work>> waiting;  // behind work that waits for another rank
     std::shared_ptr<Capture> capture;
 
     void occupy(Seconds from, Seconds duration);
@@ -62,21 +62,20 @@ struct Stream {
 
 Stream& stream_of(cudaStream_t handle);
 void submit(Stream& stream, const Task& task);
-void submit_busy(Stream& stream, Seconds duration);
-void progress();                    // performs what can be performed, in all streams
-void wait_for(Stream& stream);      // the host sleeps until it is idle
+void submit(Stream& stream, Seconds duration, std::function<void()> effect = [] {});  // of work that never waits
+void wait_for(Stream& stream);  // the host sleeps until it is idle
 void wait_for_device();
-void keep_progressing();            // from now on also while the host is busy elsewhere
+void keep_progressing();  // from now on also while the host is busy elsewhere
 
 // graphs.cpp
 struct Capture {
     Stream* origin;
     cudaStreamCaptureMode mode;
-    std::thread::id thread;
     unsigned long long number;
-    std::vector<Task> tasks;
-    std::set<Stream*> streams;      // that take part
-    std::set<Stream*> unjoined;     // of these, with work that the origin does not wait for yet
+    std::thread::id thread = std::this_thread::get_id();
+    std::vector<Task> tasks = {};
+    std::set<Stream*> streams = {};   // that take part
+    std::set<Stream*> unjoined = {};  // of these, with work that the origin does not wait for yet
     bool broken = false;
 };
 
@@ -88,8 +87,6 @@ cudaError_t refuse_unsafe();
 cudaError_t launch(const std::string& kernel, cudaStream_t stream);
 
 // memory.cpp
-enum class Place { device, pinned, pageable };
-Place place_of(const void* pointer);
 // Larger copies take their time but move nothing: the memory of a device of 80 GB is host memory here, and only what
 // is written to takes any. Batches and buckets of smoke presets are far smaller. 0 to time the host alone.
 inline size_t moved_bytes() { return size_t(setting("moved_bytes", 32 << 20)); }
@@ -97,5 +94,21 @@ inline size_t moved_bytes() { return size_t(setting("moved_bytes", 32 << 20)); }
 // report.cpp
 void count(const char* section, const std::string& name, double amount = 1);
 void record_peak(const char* name, double value);
+
+// What a call of the runtime does, under the lock. It succeeds unless `body` returns an error.
+template <class Body>
+cudaError_t call(Body body) {
+    Guard guard(lock());
+    if constexpr (std::is_void_v<decltype(body())>) return body(), cudaSuccess;
+    else return failed(body());
+}
+
+// The same for one that gives the device something to do, which takes the host the `host_us` of the model.
+template <class Body>
+cudaError_t call_device(const char* host_us, Body body) {
+    if (auto error = check_device()) return error;
+    spend_us(host_us);
+    return call(body);
+}
 
 }  // namespace fake

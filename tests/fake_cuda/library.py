@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -24,7 +25,22 @@ CALLED = r"(nccl[A-Z]|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[A-Z]|
 # is left of the CUDA runtime, its driver and NCCL fails, so that nothing is taken to work that does not.
 HARMLESS = re.compile(
     r"cublas|cudnn|cusparse|cusolver|curand|cufft|cupti|cudaProfiler|cuda\w*Destroy|cu(da)?FuncSet"
+    r"|__cuda(Register|Unregister|Init)|ncclComm(Finalize|Destroy)"
 )
+ANSWERS = {  # what others write through their parameter of this number
+    "cudaDeviceCanAccessPeer": (0, "int", "1"),
+    "cudaStreamGetPriority": (1, "int", "0"),
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor": (0, "int", "2"),
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": (0, "int", "2"),
+    "cuOccupancyMaxActiveClusters": (0, "int", "1"),
+    "cuDevicePrimaryCtxGetState": (2, "int", "1"),  # active
+    "ncclCommGetAsyncError": (1, "int", "0"),
+    "cublasLtMatmulAlgoGetHeuristic": (9, "int", "1"),  # one algorithm, without a workspace
+    "cudnnBackendCreateDescriptor": (1, "void*", "new Handle"),
+    "cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize": (8, "long", "0"),
+    "cudnnGetBatchNormalizationBackwardExWorkspaceSize": (10, "long", "0"),
+    "cudnnGetBatchNormalizationTrainingExReserveSpaceSize": (5, "long", "0"),
+}
 CREATES = (
     r"(Create(\w*Descriptor|_v2)?|DescCreate|LayoutCreate|PreferenceCreate|CreateCsr|CreateDnMat|DnCreate)$"
 )
@@ -84,12 +100,12 @@ def devices(
 def _device(model: str) -> Path:
     """The file of a device with what its driver takes of the host, which is the same for all of them."""
     driver = machine("dgx-h100").figures
-    lines = [f"{name}_host_us = {1e6 * driver[f'driver.{name}']}\n" for name in DRIVER]
+    values = tomllib.loads((HERE / "devices" / f"{model}.toml").read_text())
+    values |= {f"{name}_host_us": 1e6 * driver[f"driver.{name}"] for name in DRIVER}
     BUILT.mkdir(parents=True, exist_ok=True)
-    write_bytes(
-        BUILT / f"{model}.toml", (HERE / "devices" / f"{model}.toml").read_bytes() + "".join(lines).encode()
-    )
-    return BUILT / f"{model}.toml"
+    path = BUILT / f"{model}.device"
+    write_bytes(path, "".join(f"{key}={value}\n" for key, value in values.items()).encode())
+    return path
 
 
 def _compile(library: Path, site: Path) -> None:
@@ -149,7 +165,11 @@ def _rest(names: list[str]) -> Iterator[str]:
     """C++ of the functions that PyTorch needs and nobody wrote."""
     yield '#include "libraries.h"\nusing fake::Handle;\n'
     for name in names:
-        if re.search(COMPUTES, name):
+        if name in ANSWERS:
+            number, kind, value = ANSWERS[name]
+            parameters = ", ".join(["void*"] * number + [f"{kind}* to"])
+            yield f"EXPORT int {name}({parameters}) {{ return *to = {value}, 0; }}\n"
+        elif re.search(COMPUTES, name):
             yield f'EXPORT int {name}(Handle* handle) {{ return fake::compute(handle, "{name}"); }}\n'
         elif re.search(r"SetStream(_v2)?$", name):
             yield f"EXPORT int {name}(Handle* handle, void* stream) {{ return handle->stream = stream, 0; }}\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 DRIVER = "580.159.04"  # of the machine in docs/evidence/performance.md, "On a GPU"
 
 lines = Path(os.environ["FAKE_CUDA_DEVICE"]).read_text().splitlines() + os.environ["FAKE_CUDA_SET"].split(";")
-pairs = [line.partition("#")[0].partition("=") for line in lines]
-model = {key.strip(): value.strip().strip('"') for key, _, value in pairs if value}
+model = dict(line.split("=", 1) for line in lines if line)
 query = next((word.partition("=")[2] for word in sys.argv if word.startswith("--query-gpu=")), None)
 for number in range(int(model.get("devices", 1))):
     unit = "" if "nounits" in " ".join(sys.argv) else " MiB"

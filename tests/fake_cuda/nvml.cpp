@@ -1,7 +1,6 @@
 // NVML, libnvidia-ml.so.1: the calls of the suite, with a power that the device model gives. No NVIDIA wheel has its
 // header; names, numbers and structures are those of the NVML API reference, release 580.
 #include <cstdio>
-#include <cstring>
 
 #include "fake.h"
 
@@ -11,8 +10,18 @@ constexpr int SUCCESS = 0, NOT_SUPPORTED = 3, GPU_IS_LOST = 15;
 struct Memory {
     unsigned long long total, free, used;
 };
+struct Utilization {
+    unsigned gpu, memory;
+};
+struct FieldValue {
+    unsigned field, scope;
+    long long timestamp, latency;
+    int type, result;
+    unsigned long long value;
+};
 
 // A handle is the device's number plus one.
+static void* handle_of(unsigned number) { return reinterpret_cast<void*>(uintptr_t(number + 1)); }
 static int number_of(void* device) { return int(uintptr_t(device)) - 1; }
 
 // `nvml_lost_device` falls off the bus when this process has launched `nvml_lost_after` kernels.
@@ -26,52 +35,36 @@ EXPORT int nvmlInitWithFlags(unsigned) { return SUCCESS; }
 EXPORT int nvmlShutdown() { return SUCCESS; }
 EXPORT const char* nvmlErrorString(int error) { return error == GPU_IS_LOST ? "GPU is lost" : "an error of NVML"; }
 EXPORT int nvmlDeviceGetCount_v2(unsigned* number) { return *number = unsigned(setting("devices", 1)), SUCCESS; }
-EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
-    *device = reinterpret_cast<void*>(uintptr_t(index + 1));
-    return check(*device);
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** device) {
+    return *device = handle_of(number), check(*device);
 }
 // What PyTorch asks when memory is short: which device that is, and which processes use it.
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
     unsigned bus = 1;
     sscanf(id, "%*x:%x", &bus);
-    *device = reinterpret_cast<void*>(uintptr_t(bus));
-    return SUCCESS;
+    return *device = handle_of(bus - 1), SUCCESS;
 }
 EXPORT int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* number, void*) { return *number = 0, SUCCESS; }
 EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = CUDART_VERSION, SUCCESS; }
 EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
-    snprintf(uuid, bytes, "GPU-00000000-0000-0000-0000-%012d", number_of(device) + 1);
-    return check(device);
+    return snprintf(uuid, bytes, "GPU-00000000-0000-0000-0000-%012d", number_of(device) + 1), check(device);
 }
 EXPORT int nvmlDeviceGetName(void* device, char* name, unsigned bytes) {
-    snprintf(name, bytes, "%s", text("name").c_str());
-    return check(device);
+    return snprintf(name, bytes, "%s", text("name").c_str()), check(device);
 }
 EXPORT int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
-    memory->total = (unsigned long long)setting("memory_bytes");
-    memory->used = (unsigned long long)setting("nvml_used_bytes");
-    memory->free = memory->total - memory->used;
-    return check(device);
+    auto total = (unsigned long long)setting("memory_bytes"), used = (unsigned long long)setting("nvml_used_bytes");
+    return *memory = {total, total - used, used}, check(device);
 }
-struct Utilization {
-    unsigned gpu, memory;
-};
 EXPORT int nvmlDeviceGetUtilizationRates(void* device, Utilization* percent) {
     *percent = {unsigned(setting("nvml_gpu_percent")), unsigned(setting("nvml_memory_percent"))};
     return check(device);
 }
 EXPORT int nvmlDeviceGetPcieThroughput(void* device, int, unsigned* kilobytes_per_s) {
-    *kilobytes_per_s = unsigned(setting("nvml_pcie_kb_per_s"));
-    return check(device);
+    return *kilobytes_per_s = unsigned(setting("nvml_pcie_kb_per_s")), check(device);
 }
-struct FieldValue {
-    unsigned field, scope;
-    long long timestamp, latency;
-    int type, result;
-    unsigned long long value;
-};
 // NVLink's counters: `nvml_nvlink_kib` for each launch, in both directions; without it there are no links.
 EXPORT int nvmlDeviceGetFieldValues(void* device, int fields, FieldValue* values) {
     for (int i = 0; i < fields; i++) {
@@ -81,15 +74,13 @@ EXPORT int nvmlDeviceGetFieldValues(void* device, int fields, FieldValue* values
     return check(device);
 }
 EXPORT int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
-    *milliwatts = unsigned(setting("watts") * 1e3);
-    return check(device);
+    return *milliwatts = unsigned(setting("watts") * 1e3), check(device);
 }
 // Millijoules since the driver was loaded: `watts` by the clock, and `joules_per_launch` of this process, so that a
 // test knows them without one. `energy_wraps_at`: the counter starts again from 0 there.
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
-    if (setting("major") < 7) return NOT_SUPPORTED;  // Volta and later
-    *millijoules = (unsigned long long)((now() * setting("watts") + all_launches() * setting("joules_per_launch")) * 1e3);
+    double joules = now() * setting("watts") + all_launches() * setting("joules_per_launch");
     double wraps_at = setting("energy_wraps_at");
-    if (wraps_at) *millijoules %= (unsigned long long)wraps_at;
+    *millijoules = (unsigned long long)(joules * 1e3) % (wraps_at ? (unsigned long long)wraps_at : ~0ULL);
     return check(device);
 }

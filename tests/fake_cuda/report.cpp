@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include <nvtx3/nvToolsExt.h>
 #include <sys/syscall.h>
@@ -36,33 +37,29 @@ void record_peak(const char* name, double value) {
     if (value > peak) peak = value;
 }
 
-static std::string json(const Counts& all, const Counts* before) {
+// Of `all` what is not in `before`.
+static std::string json(const Counts& all, const Counts& before = {}) {
     std::ostringstream out;
     out.precision(15);
-    const char* comma = "";
-    out << "{";
+    const char* next_section = "{";
     for (auto& [section, names] : all) {
-        out << comma << "\"" << section << "\": {";
-        comma = "";
+        out << std::exchange(next_section, ", ") << "\"" << section << "\": {";
+        const char* next = "";
         for (auto& [name, amount] : names) {
-            double earlier = 0;
-            if (before && section != "peak" && before->count(section) && before->at(section).count(name))
-                earlier = before->at(section).at(name);
-            if (before && amount == earlier) continue;
-            out << comma << "\"" << name << "\": " << amount - earlier;
-            comma = ", ";
+            double more = amount;
+            if (section != "peak" && before.count(section) && before.at(section).count(name))
+                more -= before.at(section).at(name);
+            if (more || before.empty()) out << std::exchange(next, ", ") << "\"" << name << "\": " << more;
         }
         out << "}";
-        comma = ", ";
     }
-    out << "}";
-    return out.str();
+    return out.str() + "}";
 }
 
 static std::string report() {
     Guard guard(lock());
-    std::string text = "{\"total\": " + json(counts(), nullptr);
-    if (before_run) text += ", \"since_run_start\": " + json(counts(), before_run);
+    std::string text = "{\"total\": " + json(counts());
+    if (before_run) text += ", \"since_run_start\": " + json(counts(), *before_run);
     return text + "}";
 }
 

@@ -17,9 +17,9 @@ void sleep_until(Seconds time) {
     if (left > 0) std::this_thread::sleep_for(std::chrono::duration<Seconds>(left));
 }
 
-void spend_us(const char* key) {
-    count("host_us", key, setting(key));
-    Seconds end = now() + setting(key) * 1e-6;
+void spend_us(const char* key, double times) {
+    Seconds end = now() + times * setting(key) * 1e-6;
+    count("host_us", key, times * setting(key));
     while (now() < end) {
     }
 }
@@ -29,12 +29,7 @@ static std::vector<Stream*>& streams() {
     return *all;
 }
 
-static Stream* new_stream() {
-    auto* stream = new Stream;
-    stream->device = current_device();
-    streams().push_back(stream);
-    return stream;
-}
+static Stream* new_stream() { return streams().emplace_back(new Stream); }
 
 Stream& stream_of(cudaStream_t handle) {
     if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
@@ -59,17 +54,16 @@ void submit(Stream& stream, const Task& task) {
     stream.waiting.emplace_back(now(), std::move(work));
 }
 
-void submit_busy(Stream& stream, Seconds duration) {
-    submit(stream, [duration] {
-        return [duration](Stream& on, Seconds enqueued) {
-            on.occupy(enqueued, duration);
-            return true;
-        };
-    });
+void submit(Stream& stream, Seconds duration, std::function<void()> effect) {
+    Work work = [=](Stream& on, Seconds enqueued) {
+        on.occupy(enqueued, duration);
+        return effect(), true;
+    };
+    submit(stream, [work] { return work; });
 }
 
-// What one stream has done may be what another waits for.
-void progress() {
+// Performs what can be performed: what one stream has done may be what another waits for.
+static void progress() {
     for (bool moved = true; moved;) {
         moved = false;
         for (Stream* stream : streams())
@@ -85,7 +79,7 @@ constexpr Seconds PATIENCE = 200e-6;
 
 // Sleep until `is_done`, which says when the thing happened, or a negative time for "not yet".
 static void wait_until(const std::function<Seconds()>& is_done) {
-    for (;;) {
+    for (;; sleep_until(now() + PATIENCE)) {
         Seconds done_at;
         {
             Guard guard(lock());
@@ -93,7 +87,6 @@ static void wait_until(const std::function<Seconds()>& is_done) {
             done_at = is_done();
         }
         if (done_at >= 0) return sleep_until(done_at);
-        sleep_until(now() + PATIENCE);
     }
 }
 
@@ -103,67 +96,39 @@ void wait_for(Stream& stream) {
 
 void wait_for_device() {
     std::vector<Stream*> all;
-    {
-        Guard guard(lock());
-        all = streams();
-    }
+    call([&] { all = streams(); });
     for (Stream* stream : all)
         if (stream->device == current_device()) wait_for(*stream);
 }
 
 void keep_progressing() {
-    static bool started = [] {
+    static std::once_flag once;
+    std::call_once(once, [] {
         std::thread([] {
-            for (;; sleep_until(now() + PATIENCE)) {
-                Guard guard(lock());
-                progress();
-            }
+            for (;; sleep_until(now() + PATIENCE)) call(progress);
         }).detach();
-        return true;
-    }();
-    (void)started;
+    });
 }
 
 // One record of an event. Recording it again makes a new one, which does not change what earlier waits wait for.
 struct Record {
-    Seconds at = -1;  // negative: not reached
-    std::shared_ptr<Capture> capture;
     Stream* stream;
+    std::shared_ptr<Capture> capture;
+    Seconds at = -1;  // negative: not reached
 };
 struct Event {
     std::shared_ptr<Record> last;
-    bool timed = true;
+    bool timed;
 };
 static Event* event_of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
 
 // An event that is new counts as reached.
 static bool reached(const Event& event) { return !event.last || (event.last->at >= 0 && event.last->at <= now()); }
 
-static cudaError_t record(cudaEvent_t handle, cudaStream_t on) {
-    if (auto error = check_device()) return error;
-    spend_us("event_host_us");
-    Guard guard(lock());
-    Stream& stream = stream_of(on);
-    auto made = std::make_shared<Record>();
-    made->stream = &stream;
-    made->capture = stream.capture;
-    event_of(handle)->last = made;
-    count("events", "cudaEventRecord");
-    if (stream.capture) return cudaSuccess;  // a place in the graph; it is never reached
-    submit(stream, [made] {
-        return [made](Stream& on, Seconds enqueued) {
-            on.occupy(enqueued, 0);
-            made->at = on.done_at;
-            return true;
-        };
-    });
-    return cudaSuccess;
-}
-
 static cudaError_t wait_event(Stream& stream, const std::shared_ptr<Record>& record) {
     if (!record) return cudaSuccess;
     if (record->capture) {  // the stream joins the capture, or work comes back to it
-        if (stream.capture && stream.capture != record->capture) return failed(cudaErrorStreamCaptureMerge);
+        if (stream.capture && stream.capture != record->capture) return cudaErrorStreamCaptureMerge;
         Capture& capture = *record->capture;
         stream.capture = record->capture;
         capture.streams.insert(&stream);
@@ -173,9 +138,9 @@ static cudaError_t wait_event(Stream& stream, const std::shared_ptr<Record>& rec
     }
     if (stream.capture) {
         stream.capture->broken = true;
-        return failed(cudaErrorStreamCaptureIsolation);
+        return cudaErrorStreamCaptureIsolation;
     }
-    submit(stream, [record] {
+    submit(stream, [record]() -> Work {
         return [record](Stream& on, Seconds enqueued) {
             if (record->at < 0) return false;
             on.occupy(std::max(enqueued, record->at), 0);
@@ -190,92 +155,87 @@ static cudaError_t wait_event(Stream& stream, const std::shared_ptr<Record>& rec
 using namespace fake;
 
 EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned, int) {
-    Guard guard(lock());
-    *handle = reinterpret_cast<cudaStream_t>(new_stream());
-    return cudaSuccess;
-}
-EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
-    return cudaStreamCreateWithPriority(handle, flags, 0);
+    return call([&] { *handle = reinterpret_cast<cudaStream_t>(new_stream()); });
 }
 EXPORT cudaError_t cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
-EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) { return *priority = 0, cudaSuccess; }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (auto error = check_device()) return error;
-    Guard guard(lock());
-    Stream& stream = stream_of(handle);
-    if (auto error = refuse_captured(stream)) return error;
-    progress();
-    return stream.waiting.empty() && stream.done_at <= now() ? cudaSuccess : cudaErrorNotReady;
+    return call([&] {
+        Stream& stream = stream_of(handle);
+        if (auto refused = refuse_captured(stream)) return refused;
+        progress();
+        return stream.waiting.empty() && stream.done_at <= now() ? cudaSuccess : cudaErrorNotReady;
+    });
 }
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     Stream& stream = stream_of(handle);
-    {
-        Guard guard(lock());
+    auto refused = call([&] {
         count("synchronisations", "cudaStreamSynchronize");
-        if (auto error = refuse_captured(stream)) return error;
-    }
+        return refuse_captured(stream);
+    });
+    if (refused) return refused;
     wait_for(stream);
     return check_device();
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
-    {
-        Guard guard(lock());
+    auto refused = call([] {
         count("synchronisations", "cudaDeviceSynchronize");
-        if (auto error = refuse_unsafe()) return error;
-    }
+        return refuse_unsafe();
+    });
+    if (refused) return refused;
     wait_for_device();
     return check_device();
 }
-EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
-    if (auto error = check_device()) return error;
-    spend_us("event_host_us");
-    Guard guard(lock());
-    count("events", "cudaStreamWaitEvent");
-    return wait_event(stream_of(handle), event_of(event)->last);
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    return call_device("event_host_us", [&] {
+        return wait_event(stream_of(stream), event_of(event)->last);
+    });
 }
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned flags) {
-    auto* event = new Event;
-    event->timed = !(flags & cudaEventDisableTiming);
-    *handle = reinterpret_cast<cudaEvent_t>(event);
+    *handle = reinterpret_cast<cudaEvent_t>(new Event{nullptr, !(flags & cudaEventDisableTiming)});
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
-EXPORT cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-    Guard guard(lock());
-    delete event_of(handle);
-    return cudaSuccess;
+EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) { return call([&] { delete event_of(event); }); }
+EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned) {
+    return call_device("event_host_us", [&] {
+        Stream& stream = stream_of(handle);
+        auto made = event_of(event)->last = std::make_shared<Record>(Record{&stream, stream.capture});
+        // In a graph it is a place, which is never reached.
+        if (!stream.capture) submit(stream, 0, [made] { made->at = made->stream->done_at; });
+    });
 }
-EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return record(event, stream); }
-EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-    return record(event, stream);
+EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    return cudaEventRecordWithFlags(event, stream, 0);
 }
-EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
+EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (auto error = check_device()) return error;
-    Guard guard(lock());
-    if (auto error = refuse_unsafe()) return error;
-    progress();
-    return reached(*event_of(handle)) ? cudaSuccess : cudaErrorNotReady;
+    return call([&] {
+        if (auto refused = refuse_unsafe()) return refused;
+        progress();
+        return reached(*event_of(event)) ? cudaSuccess : cudaErrorNotReady;
+    });
 }
-EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+// Not counted: the host waits for an event to stay at most two steps ahead (common/timing/steps.py), which costs
+// nothing while the device is busy.
+EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     std::shared_ptr<Record> record;
-    {
-        Guard guard(lock());
-        if (auto error = refuse_unsafe()) return error;
-        record = event_of(handle)->last;
-        // The host waits for an event to stay at most two steps ahead (common/timing/steps.py), which costs nothing
-        // while the device is busy: counted apart.
-        count("events", "cudaEventSynchronize");
-    }
-    if (record && record->capture) return failed(cudaErrorCapturedEvent);
+    auto refused = call([&] {
+        record = event_of(event)->last;
+        auto unsafe = refuse_unsafe();
+        return !unsafe && record && record->capture ? cudaErrorCapturedEvent : unsafe;
+    });
+    if (refused) return refused;
     if (record) wait_until([&] { return record->at; });
     return check_device();
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-    Guard guard(lock());
-    Event &first = *event_of(begin), &second = *event_of(end);
-    if (!first.last || !second.last || !first.timed || !second.timed) return failed(cudaErrorInvalidResourceHandle);
-    if (!reached(first) || !reached(second)) return failed(cudaErrorNotReady);
-    *milliseconds = float((second.last->at - first.last->at) * 1e3);
-    return cudaSuccess;
+    return call([&] {
+        Event &first = *event_of(begin), &second = *event_of(end);
+        if (!first.last || !second.last || !first.timed || !second.timed) return cudaErrorInvalidResourceHandle;
+        if (!reached(first) || !reached(second)) return cudaErrorNotReady;
+        *milliseconds = float((second.last->at - first.last->at) * 1e3);
+        return cudaSuccess;
+    });
 }

@@ -7,11 +7,14 @@ alarms are those of a page: of time and throughput, which are independent here, 
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from mlhpc.history.changes import changes
 
+Values = npt.NDArray[np.float64]
 GOALS = ((3.0, 5, 0.95), (2.0, 8, 0.90), (1.0, 12, 0.60))
 """Step in deviations, runs within which it is to be found, in what share of the series."""
 KINDS = ("white", "outliers", "drift", "autocorrelation")
@@ -20,7 +23,7 @@ SHARE = 0.02
 """Standard deviation of a time, as a share of it."""
 
 
-def noise(draw: np.random.Generator, runs: int, kind: str) -> np.ndarray:
+def noise(draw: np.random.Generator, runs: int, kind: str) -> Values:
     values = draw.standard_normal(runs)
     if kind == "autocorrelation":
         for n in range(1, runs):
@@ -52,11 +55,11 @@ def share(trial: Callable[[], float], series: int) -> float:
 def measure(kind: str, series: int, seed: int) -> tuple[list[float], float]:
     """Shares found of GOALS, and false alarms of a page per 200 runs."""
     draw = np.random.default_rng([seed, len(kind)])
-    powers = [share(lambda s=step, w=within: found(draw, kind, s, w), series) for step, within, _ in GOALS]
+    powers = [share(partial(found, draw, kind, step, within), series) for step, within, _ in GOALS]
     return powers, share(lambda: false_alarms(draw, kind), series)
 
 
-def known(step: float, within: int, threshold: float, series: int, draw: np.random.Generator) -> np.ndarray:
+def known(step: float, within: int, threshold: float, series: int, draw: np.random.Generator) -> Values:
     """For each of ``series`` with autocorrelation, how often the largest likelihood ratio of a step in the last 20
     runs exceeds ``threshold`` anew within ``within`` runs after the baseline: everything but the step is known."""
     values = np.array([noise(draw, BEFORE + within, "autocorrelation") for _ in range(series)])

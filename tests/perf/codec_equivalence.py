@@ -120,9 +120,9 @@ def draw(tests: dict[str, dict[str, Any]], out: Path) -> None:
         for name, t in tests.items()
     ]
     margin = next(iter(tests.values()))["margin"]
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("format:N", sort=list(tests), title=None))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(y=alt.Y("format:N", sort=list(tests), title=None))
     band = (
-        alt.Chart(alt.Data(values=[{"low": -margin, "high": margin}]))
+        alt.Chart(alt.InlineData(values=[{"low": -margin, "high": margin}]))
         .mark_rect(opacity=0.15)
         .encode(x="low:Q", x2="high:Q")
     )

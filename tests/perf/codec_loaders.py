@@ -30,7 +30,7 @@ Way = Callable[[], Iterable[Any]]
 
 
 def cosmoflow(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[str, int]]:
-    from cosmoflow_input import tf_data  # type: ignore[import-not-found]
+    from cosmoflow_input import tf_data
 
     from mlhpc.benchmarks.cosmoflow import Loading
     from mlhpc.cosmoflow.data.sample import NAMES, list_samples, read_counts, suffix_of, write_sample
@@ -68,7 +68,7 @@ def cosmoflow(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dic
 def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[str, int]]:
     import shutil
 
-    from deepcam_input import reference  # type: ignore[import-not-found]
+    from deepcam_input import reference
 
     from mlhpc.benchmarks.deepcam import Loading
     from mlhpc.deepcam.data import hdf5
@@ -98,7 +98,8 @@ def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[
         for batch in (4, 1):
             loading = Loading(workers=2, prefetch=2, sample_dtype=args.sample_dtype)
             stored = None if codec == "hdf5" else codec
-            source = DeepCamSource(loading, field.shape, hdf5.Statistics(low, high), stored)
+            rows, columns, channels = field.shape
+            source = DeepCamSource(loading, (rows, columns, channels), hdf5.Statistics(low, high), stored)
             loader = Loader(
                 RankSamples(files, files, pool, pool, 0), source, local_batch_size=batch, eval_batch_size=batch,
                 steps=len(files) // batch, seed=1,

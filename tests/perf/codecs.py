@@ -281,9 +281,9 @@ def main() -> None:
         if way.physical:
             assert x is not None and ranges is not None
             exact, field = x.astype(np.float64), way.physical(encoded[way.name]).astype(np.float64)
-            error = np.abs(field - exact)
-            far = f"{100 * (error > 0.1 * np.abs(exact)).mean():.2f}%"
-            largest = f"{(error.max(axis=(0, 1)) / ranges).max():.1e}"
+            away = np.abs(field - exact)
+            far = f"{100 * (away > 0.1 * np.abs(exact)).mean():.2f}%"
+            largest = f"{(away.max(axis=(0, 1)) / ranges).max():.1e}"
         rate = size / 1e6
         encoding = f"{rate / seconds[way.name]:.0f}" if way.encodes else "–"
         print(
@@ -318,8 +318,8 @@ def draw(points: list[tuple[str, float, float, str]], title: str, out: Path) -> 
         {"codec": p[0], "ratio": p[1], "rate": p[2], "frontier": "no" if dominated(p) else "yes"}
         for p in points
     ]
-    x = log_axis([row["rate"] for row in rows], "decoded and preprocessed, MB/s, one thread")
-    y = log_axis([row["ratio"] for row in rows], "times smaller")
+    x = log_axis([rate for _, _, rate, _ in points], "decoded and preprocessed, MB/s, one thread")
+    y = log_axis([ratio for _, ratio, _, _ in points], "times smaller")
     base = chart_of(rows, x=alt.X("rate:Q", **x.channel), y=alt.Y("ratio:Q", **y.channel))
     colour = alt.Color(
         "frontier:N",

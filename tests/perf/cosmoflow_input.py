@@ -12,6 +12,7 @@ other programs take turns on the same cores, and what a loader takes away from a
 """
 
 import argparse
+import importlib
 import statistics
 import sys
 import tempfile
@@ -51,9 +52,7 @@ def tf_data(
     samples = len(list_samples(folder / "train"))
     if reference:
         sys.path.insert(0, str(reference))
-        from data import cosmo  # type: ignore[import-not-found]
-
-        dataset, _ = cosmo.construct_dataset(
+        dataset, _ = importlib.import_module("data.cosmo").construct_dataset(
             str(folder / "train"), samples, batch, 1, shape, compression=compression, shuffle=True, prefetch=4
         )
         return lambda: dataset

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
@@ -58,14 +59,14 @@ def plain_keras(shape: tuple[int, ...]) -> Any:
     return keras.Sequential([*stack, layers.Dense(4, activation="tanh"), layers.Rescaling(1.2)])
 
 
-def reference_step(x: np.ndarray, y: np.ndarray, precision: str, reference: Path | None) -> Step:
+def reference_step(x: npt.NDArray[Any], y: npt.NDArray[Any], precision: str, reference: Path | None) -> Step:
     import keras
     import tensorflow as tf
 
     keras.config.set_dtype_policy(precision)
     if reference:
         sys.path.insert(0, str(reference))
-        cosmoflow = importlib.import_module("models.cosmoflow")
+        cosmoflow: Any = importlib.import_module("models.cosmoflow")
         cosmoflow.have_mlperf_logging = False  # or it prints records
         model = cosmoflow.build_model(x.shape[1:], 4)
     else:
@@ -77,7 +78,7 @@ def reference_step(x: np.ndarray, y: np.ndarray, precision: str, reference: Path
     return lambda: [float(value) for value in tf.nest.flatten(model.train_function(batches))]
 
 
-def tensorflow_step(x: np.ndarray, y: np.ndarray, precision: str) -> Step:
+def tensorflow_step(x: npt.NDArray[Any], y: npt.NDArray[Any], precision: str) -> Step:
     from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
     from mlhpc.cosmoflow.tf.model import build_model
     from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
@@ -89,8 +90,8 @@ def tensorflow_step(x: np.ndarray, y: np.ndarray, precision: str) -> Step:
 
 
 def pytorch_step(
-    x: np.ndarray,
-    y: np.ndarray,
+    x: npt.NDArray[Any],
+    y: npt.NDArray[Any],
     precision: str,
     *,
     channels_last: bool = True,
@@ -132,7 +133,7 @@ def pytorch_step(
     return lambda: float(step(counts, targets))
 
 
-def _hyperparameters(x: np.ndarray) -> Hyperparameters:
+def _hyperparameters(x: npt.NDArray[Any]) -> Hyperparameters:
     return Hyperparameters(global_batch_size=len(x), opt_base_learning_rate=0.001)
 
 
@@ -180,7 +181,7 @@ def measure(
             _answer(processes[way], way)
         for turn in range(args.rounds):
             for way in random.Random(turn).sample(ways, len(ways)):
-                processes[way].stdin.write("step\n")
+                print("step", file=processes[way].stdin)
                 wall, cpu = map(float, _answer(processes[way], way).split())
                 times[way].append((wall, cpu))
                 _answer(processes[way], way)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -151,7 +152,7 @@ def difference(differences: list[float]) -> str:
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval(np.array(differences)))
 
 
-def interval(values: np.ndarray) -> tuple[float, float, float]:
+def interval(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     """Mean of *values*, and its 95% interval by Student's t."""
     reach = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     return values.mean(), values.mean() - reach, values.mean() + reach

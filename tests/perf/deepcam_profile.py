@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.devices import capture_on, pick_device
+from mlhpc.common.pytorch.devices import capture_on, pick_device, place
 from mlhpc.common.pytorch.graphs import Replayed
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
@@ -60,12 +60,13 @@ def flops(batch: int, rows: int, columns: int) -> int:
         y = torch.zeros(batch, rows, columns, dtype=torch.uint8)
     with FlopCounterMode(display=False) as counter:
         weighted_cross_entropy(model(x), y).backward()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def our_step(way: str, batch: int, device: torch.device, options: argparse.Namespace) -> Callable[[], object]:
     torch.manual_seed(0)
-    model = build_model(Network(), 16).to(device, memory_format=torch.channels_last)
+    model = build_model(Network(), 16)
+    place(model, device, channels_last=True)
     if device.type == "cpu":
         use_cpu_kernels(model)
     facts = Hyperparameters(global_batch_size=batch, opt_lr=1e-3, opt_name="LAMB")
@@ -137,7 +138,8 @@ def measure(batch: int, device: torch.device, options: argparse.Namespace, conso
     table = Table(title=f"batch {batch} of {options.rows} x {options.columns}, {options.precision}, {device}")
     for head in ("way", "ms per step", "samples/s", "of the rounds", "TFLOP/s", "peak GB"):
         table.add_column(head, justify="left" if head == "way" else "right")
-    steps, peaks, times = {}, {}, {way: [] for way in options.ways}
+    steps, peaks = {}, {}
+    times: dict[str, list[float]] = {way: [] for way in options.ways}
     torch.compiler.reset()  # PyTorch compiles one piece of code for no more than eight cases
     for way in options.ways:
         before = 0

@@ -31,6 +31,7 @@ from rich.table import Table
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
+from mlhpc.common.pytorch.devices import place
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.freeze import freeze
@@ -70,7 +71,7 @@ def reference_step(
         network.train()
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             outputs = network(x)
-            loss = criterion(outputs, label)
+            loss: torch.Tensor = criterion(outputs, label)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,7 +85,8 @@ def our_step(
 ) -> Callable[[], torch.Tensor]:
     keep_memory()
     torch.manual_seed(0)
-    model = build_model(Network(), 16).to(memory_format=torch.channels_last)
+    model = build_model(Network(), 16)
+    place(model, torch.device("cpu"), channels_last=True)
     use_cpu_kernels(model)
     freeze(model, frozen)
     facts = Hyperparameters(global_batch_size=len(x), opt_lr=1e-3, opt_name=optimizer)

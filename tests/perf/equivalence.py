@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
+Values = npt.NDArray[np.float64]
 FIRST_SEED = 1001
 CONFIDENCE = 0.90
 
@@ -96,7 +98,7 @@ class Study:
         print(f"{way} seed {seed}: {line['value']:.4f}", flush=True)
 
 
-def independent(first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
+def independent(first: Values, second: Values) -> dict[str, Any]:
     """TOST of the means of two samples, with Welch's degrees of freedom.
 
     The margin is one standard deviation, pooled over the two.
@@ -108,7 +110,7 @@ def independent(first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
     return _verdict(first, second, interval, margin)
 
 
-def paired(first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
+def paired(first: Values, second: Values) -> dict[str, Any]:
     """TOST of the mean difference of runs of the same seeds.
 
     The margin is one standard deviation of ``second``, the way that the other is compared with.
@@ -119,7 +121,7 @@ def paired(first: np.ndarray, second: np.ndarray) -> dict[str, Any]:
     return _verdict(first, second, interval, float(second.std(ddof=1)))
 
 
-def _verdict(first: np.ndarray, second: np.ndarray, interval: Any, margin: float) -> dict[str, Any]:
+def _verdict(first: Values, second: Values, interval: Any, margin: float) -> dict[str, Any]:
     low, high = float(interval.low), float(interval.high)
     return {
         "runs": [len(first), len(second)],

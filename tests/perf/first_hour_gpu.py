@@ -4,12 +4,13 @@ is.
     python tests/perf/first_hour_gpu.py [--gpus N] [--jobs N] [--only NAME ...] [--work FOLDER]
 
 Each check runs in its own process with a time limit, so that one that hangs or crashes does not affect the others;
-runs on one GPU go side by side, since none of them is timed.
+runs on one GPU go side by side, since none of them is timed. What has not begun after ``--minutes`` is skipped.
 Without a GPU it reports that and exits. docs/start/first_hour_on_gpus.md says what to do about each failure.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -436,7 +437,11 @@ class Outcome(NamedTuple):
     what: str
 
 
-def perform(check: Check, gpus: int, work: Path) -> Outcome:
+def perform(check: Check, gpus: int, work: Path, end: float = math.inf) -> Outcome:
+    """Until ``end`` by the monotonic clock at most."""
+    limit = min(60 * check.minutes, end - time.monotonic())
+    if limit <= 0:
+        return Outcome("skipped", 0, f"no time was left: start this again with --only {check.name}")
     if gpus < check.gpus:
         return Outcome("skipped", 0, f"needs {check.gpus} GPUs")
     if check.needs and not installed(check.needs):
@@ -447,11 +452,10 @@ def perform(check: Check, gpus: int, work: Path) -> Outcome:
     log, start = work / f"{check.name}.txt", time.monotonic()
     with log.open("w") as output:
         words = check.command(gpus, work)
-        limit = 60 * check.minutes
         try:
             done = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, timeout=limit)
         except subprocess.TimeoutExpired:
-            return Outcome("FAILED", time.monotonic() - start, f"no end after {check.minutes:g} minutes")
+            return Outcome("FAILED", time.monotonic() - start, f"no end after {limit / 60:.3g} minutes")
     # 3: a run that ended without its target, as two epochs may.
     allowed = (0, 3) if "run" in words else (0,)
     if done.returncode not in allowed:
@@ -485,6 +489,7 @@ def main() -> int:
         "--gpus", type=int, default=0, help="ranks of the checks with several (default: all GPUs)"
     )
     parser.add_argument("--jobs", type=int, default=4, help="runs on one GPU side by side (default: 4)")
+    parser.add_argument("--minutes", type=float, default=20, help="for everything (default: 20)")
     parser.add_argument(
         "--only", nargs="+", choices=[check.name for check in CHECKS], help="these checks only"
     )
@@ -505,10 +510,13 @@ def main() -> int:
     work = options.work.resolve()
     chosen = [c for c in CHECKS if not options.only or c.name in options.only or c.name.startswith("data-")]
     trains = {check.name: "run" in check.command(gpus, work) and check.gpus == 1 for check in chosen}
-    outcomes = {check.name: perform(check, gpus, work) for check in chosen if not trains[check.name]}
+    end = time.monotonic() + 60 * options.minutes
+    outcomes = {check.name: perform(check, gpus, work, end) for check in chosen if not trains[check.name]}
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = [check for check in chosen if trains[check.name]]
-        outcomes |= zip((c.name for c in runs), pool.map(lambda c: perform(c, gpus, work), runs), strict=True)
+        outcomes |= zip(
+            (c.name for c in runs), pool.map(lambda c: perform(c, gpus, work, end), runs), strict=True
+        )
     table, failed = Table("check", "verdict", "seconds", "what"), 0
     for check in chosen:
         verdict, seconds, what = verified(check, outcomes[check.name], work)

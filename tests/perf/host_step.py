@@ -29,13 +29,13 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from mlhpc.benchmarks.load import load
 from mlhpc.common.pytorch.devices import capture_on, device_events, name_of, pick_device, place
 from mlhpc.common.pytorch.graphs import WARM_UP, Graphs
 from mlhpc.common.pytorch.step import make_scaler, make_steps, set_rate
-from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.steps import StepTimer
 
 BATCHES = {"cosmoflow": (1, 4), "deepcam": (1, 2, 8), "resnet50": (64, 256)}
@@ -68,10 +68,11 @@ def subject(
         from mlhpc.deepcam.model import build_model
         from mlhpc.deepcam.optim.optimizer import make_optimizer
 
-        model = build_model(run.network, channels=shape[-1])
+        model: nn.Module = build_model(run.network, channels=shape[-1])
         place(model, device, channels_last=training.channels_last)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
-        loss_of, measure = weighted_cross_entropy, summed_iou
+        loss_of: Callable[..., torch.Tensor] = weighted_cross_entropy
+        measure: Callable[..., Any] = summed_iou
 
         def made(samples: int) -> list[torch.Tensor]:
             x = torch.randn((samples, *shape)).permute(0, 3, 1, 2)
@@ -97,10 +98,10 @@ def subject(
         from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer as make_sgd
 
         last = training.channels_last
-        model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=last)
+        model = network = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=last)
         place(model, device, channels_last=last, dimensions=3)
         optimizer = make_sgd(hparams, model.parameters())
-        loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
+        loss_of = partial(training_loss, model=network, weight_decay=hparams.opt_weight_decay)
         measure = absolute_error
 
         def made(samples: int) -> list[torch.Tensor]:
@@ -108,7 +109,7 @@ def subject(
             return [x, torch.rand((samples, run.network.targets)) * 2 - 1]
 
     scaler = make_scaler(precision, device)
-    world: World = Alone()
+    world: Any = Alone()
     graphs = Graphs(capture_on(device), device) if graphed else None
     captured = graphs.for_new_steps() if graphs else None
     state = (model, optimizer, scaler, world)
@@ -162,14 +163,19 @@ def measure(of: Subject, seconds: float) -> dict[str, Any]:
         timer.ask()
         return loss
 
+    def steps_done(steps: int) -> None:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+
     torch.cuda.reset_peak_memory_stats()
     for _ in range(4):
         loss = step()
     of.evaluate(*of.evaluated)
     torch.cuda.synchronize()
-    once = _ms(lambda: (step(), torch.cuda.synchronize()))
+    once = _ms(partial(steps_done, 1))
     steps = max(5, int(seconds * 1e3 / once))
-    whole = _ms(lambda: ([step() for _ in range(steps)], torch.cuda.synchronize())) / steps
+    whole = _ms(partial(steps_done, steps)) / steps
     hosts = []
     for _ in range(min(steps, 20)):
         hosts.append(_ms(step))

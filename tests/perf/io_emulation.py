@@ -158,6 +158,7 @@ def uncounted(file: CountedFile, offset: int, out: memoryview) -> int:
 
 def epoch_s(workload: Workload, layout: Layout, counted: bool) -> tuple[float, float]:
     """Seconds of an epoch, and of the processor, as fast as it can be read."""
+    assert isinstance(layout.root, Path)
     checkpoints, start = Checkpoints(workload.checkpoint, layout.root, Solo()), time.process_time()
     with (
         nullcontext() if counted else patch.object(CountedFile, "_read_run", uncounted),

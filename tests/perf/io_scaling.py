@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.simulate.measured import fit
@@ -46,7 +47,7 @@ def main() -> None:
     fitting = {1: (*settings, *PRESS), 2: (*settings, *PRESS, "reader.threads=4", "reader.prefetch=8")}
     kinds = [(f"fit on {ranks}", ranks, fitting[ranks]) for ranks in fitting]
     kinds += [(f"{ranks}", ranks, tuple(settings)) for ranks in RANKS]
-    results: dict[str, list[dict]] = {name: [] for name, _, _ in kinds}
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in kinds}
     for number in range(options.repeats):
         for name, ranks, chosen in kinds:
             out = options.folder / f"run-{name.replace(' ', '-')}-{number}"

@@ -99,7 +99,13 @@ def in_process(
     what: str, loader: str, task: Task, root: Path, settings: Mapping[str, Any], seconds: float
 ) -> Any:
     """What a process of its own measures; the last line of its error as text."""
-    job = {"what": what, "loader": loader, "task": asdict(task), "root": str(root), "settings": settings}
+    job: dict[str, Any] = {
+        "what": what,
+        "loader": loader,
+        "task": asdict(task),
+        "root": str(root),
+        "settings": settings,
+    }
     job |= {"seconds": seconds, "started": time.time()}
     command = [sys.executable, __file__, "--job", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

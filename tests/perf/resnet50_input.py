@@ -138,7 +138,7 @@ def main() -> None:
         roots = {kind: Path(scratch) / kind for kind in ("jpeg", "tfrecord", "lmdb")}
         make_images(roots["jpeg"], args.images, args.side)
         for kind in ("tfrecord", "lmdb"):
-            convert(roots["jpeg"], roots[kind], kind, Solo(), args.workers)  # type: ignore[arg-type]
+            convert(roots["jpeg"], roots[kind], kind, Solo(), args.workers)
         size = sum(path.stat().st_size for path in roots["jpeg"].rglob("*.JPEG")) / (args.images + CLASSES)
         peer = f"torchvision, {args.workers} workers"
         ways = {peer: reference(roots["jpeg"], args.batch, args.workers)} | {

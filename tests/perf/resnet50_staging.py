@@ -60,7 +60,7 @@ def main() -> None:
         roots = {kind: Path(scratch) / kind for kind in ("jpeg", "tfrecord", "lmdb")}
         make_many(roots["jpeg"], Path(scratch) / "drawn", args.images)
         for kind in ("tfrecord", "lmdb"):
-            convert(roots["jpeg"], roots[kind], kind, Solo(), args.workers)  # type: ignore[arg-type]
+            convert(roots["jpeg"], roots[kind], kind, Solo(), args.workers)
         os.sync()
         target = (args.target or Path(scratch)) / f"staged-{os.getpid()}"
         roots[PACKED] = roots["jpeg"]

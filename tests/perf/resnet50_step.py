@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torchvision
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.pytorch.devices import place
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
@@ -44,9 +46,11 @@ def plain_step(x: torch.Tensor, y: torch.Tensor, precision: str) -> Callable[[],
 def our_step(
     x: torch.Tensor, y: torch.Tensor, precision: str, options: argparse.Namespace
 ) -> Callable[[], object]:
-    model = build_model(Network()).to(x.device, memory_format=torch.channels_last)
+    model = build_model(Network())
+    place(model, x.device, channels_last=True)
     chosen = ["hyperparameters.opt_name=" + ("lars" if options.lars else "sgd")]
-    optimizer = make_optimizer(load.load("resnet50", "closed", chosen).hyperparameters, model)
+    run: Any = load.load("resnet50", "closed", chosen)
+    optimizer = make_optimizer(run.hyperparameters, model)
     scaler = make_scaler(precision, x.device)
     step = make_train_step(model, cross_entropy, optimizer, scaler, precision, compiled=options.compile)
     inputs = x.contiguous(memory_format=torch.channels_last)

@@ -21,9 +21,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +43,13 @@ class Counting(socket.socket):
 
     messages = bytes_ = 0
 
-    def recv(self, *args):
+    def recv(self, *args: int) -> bytes:
         data = super().recv(*args)
         self.messages += data.count(b"\n")
         self.bytes_ += len(data)
         return data
 
-    def sendall(self, data, *args):
+    def sendall(self, data: Any, *args: int) -> None:
         self.messages += data.count(b"\n")
         self.bytes_ += len(data)
         super().sendall(data, *args)
@@ -121,18 +122,20 @@ def measure(size: int, nodes: int, timeout_s: float = 600.0) -> dict[str, float]
 def read_to_the_end(socks: Sequence[Counting], zero: subprocess.Popen[str]) -> None:
     """Read what rank 0 sends, until it has printed what that cost."""
     with selectors.DefaultSelector() as selector:
-        for sock in (*socks, zero.stdout):
-            selector.register(sock, selectors.EVENT_READ)
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_READ, sock)
+        assert zero.stdout
+        selector.register(zero.stdout, selectors.EVENT_READ)
         done = False
         while True:
-            ready = [key.fileobj for key, _ in selector.select(0.2 if done else None)]
+            ready = [key for key, _ in selector.select(0.2 if done else None)]
             if done and not ready:
                 return
-            for each in ready:
-                if each is zero.stdout:
-                    selector.unregister(each)  # it is read once all has arrived
+            for key in ready:
+                if key.data is None:
+                    selector.unregister(key.fileobj)  # it is read once all has arrived
                     done = True
-                elif not each.recv(1 << 20):
+                elif not key.data.recv(1 << 20):
                     raise SystemExit("rank 0 has closed a connection")
 
 
@@ -147,7 +150,7 @@ def collectives(size: int) -> dict[str, dict[str, float]]:
         "sum": [framed(bytes(16)) for _ in numbers],
         "gather": [framed(length * n) + framed(value * n) for n in numbers],
     }
-    calls = {
+    calls: dict[str, Callable[[Tree], object]] = {
         "barrier": lambda tree: tree.barrier(),
         "sum": lambda tree: tree.reduce(np.add, (1.0, 2.0)),
         "gather": lambda tree: wire.decode_all(tree.gather(value)),

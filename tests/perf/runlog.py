@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def seconds_a_step(steps: int, log: RunLog | None) -> float:
 
 
 def main() -> None:
-    run = load.load("cosmoflow", "smoke")
+    run: Any = load.load("cosmoflow", "smoke")
     steps = (
         int(sys.argv[1])
         if len(sys.argv) > 1

@@ -211,7 +211,8 @@ def deepcam(data: Path) -> None:
             rows = ndimage.uniform_filter1d(fields, side, axis=1, mode="nearest")
             parts.append(ndimage.uniform_filter1d(rows, side, axis=2, mode="wrap"))
         features = np.concatenate(parts, axis=-1)
-        return features.reshape(-1, features.shape[-1]).astype(np.float32)
+        flat: Array = features.reshape(-1, features.shape[-1]).astype(np.float32)
+        return flat
 
     labels, rng = y.ravel(), np.random.default_rng(0)
     chosen = [rng.permutation(np.flatnonzero(labels == kind))[:60_000] for kind in range(3)]
@@ -292,7 +293,8 @@ def resnet50(data: Path) -> None:
                     counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), ((0, 16 - len(counts)), (0, 0))
                 )
             )
-        return np.concatenate(found).ravel()
+        together: Array = np.concatenate(found).ravel()
+        return together
 
     parts, labels = [], []
     for split in SPLITS:

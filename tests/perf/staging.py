@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -118,11 +119,11 @@ class Other(Solo):
 
     message = b""
 
-    def broadcast(self, obj):
+    def broadcast(self, obj: Any) -> Any:
         message, Other.message = self.message, b""
         return wire.decode(message)
 
-    def gather(self, obj):
+    def gather(self, obj: Any) -> Any:
         return [obj]
 
 
@@ -130,7 +131,9 @@ def write_manifest(root: Path, files: int) -> None:
     rng = np.random.default_rng(files)
     universes = 10**7 + rng.integers(1, 1000, files // 64 + 1).cumsum()
     numbers = zip(
-        rng.integers(5e6, 6.5e6, files).tolist(), rng.integers(0, 2**32, files).tolist(), strict=True
+        rng.integers(5_000_000, 6_500_000, files).tolist(),
+        rng.integers(0, 2**32, files).tolist(),
+        strict=True,
     )
     rows = []
     for i, (size, crc) in enumerate(numbers):
@@ -151,7 +154,7 @@ def manifest_cost(root: Path, part: str, nodes: int, local: int) -> dict[str, fl
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the largest resident set
     cpu, wall = time.process_time(), time.perf_counter()
-    wanted = None
+    wanted: Any = None
     if part == "read":
         wanted = load(root)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -160,15 +163,18 @@ def manifest_cost(root: Path, part: str, nodes: int, local: int) -> dict[str, fl
         world = Other(size=nodes * local, rank=nodes * local - 1, local_rank=local - 1, local_size=local)
         world = dataclasses.replace(world, node=nodes - 1, nodes=nodes)
         Other.message = message.read_bytes()
-        dataset = on_rank0(world, lambda: None)
+        dataset = on_rank0(world, lambda: load(root))
         samples = {name: dataset.samples(name) for name in ("train", "validation")}
         dataset = take(dataset, **samples)
         if part == "shards":
             files = files_of_node(dataset.files, world.node, nodes, "shard")
             wanted = [*files_of_rank(files, local - 1, local)]
         stage = Path("/stage") if part == "shards" else None
-        numbers = {"train_samples": samples["train"], "eval_samples": samples["validation"]}
-        wanted = wanted, assign_samples(dataset, stage, "shard", world, **numbers)
+        train, validation = samples["train"], samples["validation"]
+        assigned = assign_samples(
+            dataset, stage, "shard", world, train_samples=train, eval_samples=validation
+        )
+        wanted = wanted, assigned
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     return {
         "s": wall,

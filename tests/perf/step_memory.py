@@ -4,11 +4,15 @@ kernels are PyTorch's or, for DeepCAM, the suite's own; KEY=VALUE changes settin
 
 import resource
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import nn
 
 from mlhpc.benchmarks.load import load
 from mlhpc.common.host.malloc import keep_memory
+from mlhpc.common.pytorch.devices import place
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model as build_deepcam
@@ -22,22 +26,25 @@ from mlhpc.resnet50.optim.optimizer import make_optimizer as resnet50_optimizer
 def main(
     benchmark: str = "deepcam", preset: str = "mini", batch: str = "2", kernels: str = "plain", *settings: str
 ) -> None:
-    run, samples = load(benchmark, preset, settings), int(batch)
+    run: Any = load(benchmark, preset, settings)
+    samples = int(batch)
     rows, columns, channels = run.data.sample_shape
     x = torch.randn(samples, channels, rows, columns)
     keep_memory()
     before = highest()
+    model: nn.Module
     if benchmark == "deepcam":
-        model, loss_of = build_deepcam(run.network, channels), weighted_cross_entropy
+        model = deeplab = build_deepcam(run.network, channels)
         if kernels == "own":
-            use_cpu_kernels(model)
+            use_cpu_kernels(deeplab)
+        loss_of: Callable[..., torch.Tensor] = weighted_cross_entropy
         optimizer = deepcam_optimizer(run.hyperparameters, model.parameters())
         y = torch.zeros(samples, rows, columns, dtype=torch.uint8)
     else:
         model, loss_of = build_resnet50(run.network), cross_entropy
         optimizer = resnet50_optimizer(run.hyperparameters, model, run.training.sgd)
         y = torch.zeros(samples, dtype=torch.int64)
-    model.to(memory_format=torch.channels_last)
+    place(model, torch.device("cpu"), channels_last=True)
     x = x.contiguous(memory_format=torch.channels_last)
     for _ in range(2):
         logits = model(x)

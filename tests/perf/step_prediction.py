@@ -148,7 +148,8 @@ def compared(benchmark: str, precision: str, options: argparse.Namespace, file: 
 def measured(benchmark: str, options: argparse.Namespace, batch: int, settings: list[str]) -> Profile:
     command = [sys.executable, __file__, "--child", benchmark, options.preset, str(batch), str(options.steps)]
     done = subprocess.run([*command, json.dumps(settings)], check=True, capture_output=True)
-    return wire.decode(done.stdout)
+    profile: Profile = wire.decode(done.stdout)
+    return profile
 
 
 def child(benchmark: str, preset: str, batch: str, steps: str, settings: str) -> None:

@@ -96,7 +96,7 @@ def figures(kernel: Compiled, target: str) -> Figures:
     known = [n for n, kind in enumerate(types) if kind.startswith("*") or kind.endswith(":16")]
     aligned = {(n,): [["tt.divisibility", 16]] for n in known}
     source = triton.compiler.ASTSource(kernel.function.jit, signature, kernel.constants, aligned)
-    options = {"enable_fp_fusion": kernel.function is not decode_row}
+    options: dict[str, Any] = {"enable_fp_fusion": kernel.function is not decode_row}
     options["num_warps"] = kernel.warps if nvidia else kernel.waves
     made = triton.compile(source, target=gpu, options=options)
     return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])

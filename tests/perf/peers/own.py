@@ -68,7 +68,7 @@ def _floor(task: Task, root: Path) -> tuple[Callable[..., None], Array]:
         voxels = row.reshape(-1)
         if task.name == "cosmoflow":
             start = file.seek(0, 2) - row.nbytes - AFTER_X
-            preadv(file.fileno(), [voxels.view(np.uint8), tail], start)
+            preadv(file.fileno(), [voxels.view(np.uint8).data, tail.data], start)
             target[...] = tail[-20:-4].view(np.float32)
         else:
             from isal import isal_zlib
@@ -104,7 +104,9 @@ def _source(task: Task, root: Path, loading: dict[str, Any]) -> tuple[Source[Any
         from mlhpc.deepcam.data.source import DeepCamSource
 
         statistics = read_statistics(root, 16)
-        return DeepCamSource(deepcam.Loading.model_validate(loading), task.shape, statistics), paths
+        rows, columns, channels = task.shape
+        shape = rows, columns, channels
+        return DeepCamSource(deepcam.Loading.model_validate(loading), shape, statistics), paths
     if task.name == "resnet50":
         from mlhpc.benchmarks import resnet50
         from mlhpc.resnet50.data.formats import Files

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mlhpc.common.pytorch.dali import load
 from peers.tasks import MEAN, STD, Array, Epoch, Task, collate, decoder
 
 
@@ -16,7 +17,8 @@ def spdl(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
 
     decode = decoder(task, root)
     short, crop = round(task.crop * 256 / 224), task.crop
-    inverse = 1 / (255 * np.float32(STD))
+    mean, deviation = np.array(MEAN, np.float32), np.array(STD, np.float32)
+    inverse = 1 / (255 * deviation)
     scale = f"scale='if(gt(iw,ih),-1,{short})':'if(gt(iw,ih),{short},-1)'"
     scale += ":flags=bilinear+accurate_rnd+full_chroma_int"
 
@@ -24,7 +26,7 @@ def spdl(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
         packets = spdl.io.demux_image(str(task.paths(root, number)[0]))
         frames = spdl.io.decode_packets(packets, filter_desc=f"{scale},format=rgb24,crop={crop}:{crop}")
         pixels = spdl.io.to_numpy(spdl.io.convert_frames(frames))
-        return pixels * inverse - np.float32(MEAN) / np.float32(STD), np.int64(number)
+        return pixels * inverse - mean / deviation, np.asarray(np.int64(number))
 
     def sample(number: int) -> tuple[Array, Array]:
         return decode(task.parts(root, number))
@@ -58,11 +60,10 @@ def grain(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
 
 def dali(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
     """Readers of its own, on the CPU: TFRecord with an index, NumPy, and files by folder."""
-    from nvidia.dali import Pipeline
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-    pipeline = Pipeline(
+    pipeline = load()[0].Pipeline(
         batch_size=task.batch,
         num_threads=settings["workers"],
         device_id=None,
@@ -80,8 +81,9 @@ def dali(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
 
 
 def _universes(task: Task, root: Path) -> tuple[Any, Any]:
-    from nvidia.dali import fn, tfrecord, types
+    from nvidia.dali import tfrecord
 
+    _, fn, types = load()
     if task.name.endswith("gzip"):
         raise ValueError("DALI's TFRecord reader does not read compressed files")
     records = [task.paths(root, number)[0] for number in range(task.samples)]
@@ -89,7 +91,7 @@ def _universes(task: Task, root: Path) -> tuple[Any, Any]:
     for record, index in zip(records, indexes, strict=True):
         index.write_text(f"0 {record.stat().st_size}\n")
     features = {
-        "x": tfrecord.FixedLenFeature((), tfrecord.string, ""),
+        "x": tfrecord.FixedLenFeature([], tfrecord.string, ""),
         "y": tfrecord.FixedLenFeature([4], tfrecord.float32, 0.0),
     }
     read = fn.readers.tfrecord(
@@ -103,10 +105,9 @@ def _universes(task: Task, root: Path) -> tuple[Any, Any]:
 
 
 def _fields(task: Task, root: Path) -> tuple[Any, Any]:
-    from nvidia.dali import fn, types
-
     from mlhpc.deepcam.data.hdf5 import read_statistics
 
+    _, fn, types = load()
     minimum, maximum = read_statistics(root, 16)
     chosen: dict[str, Any] = {"random_shuffle": True, "seed": 1, "cache_header_information": True}
     files = [[task.paths(root, number)[part].name for number in range(task.samples)] for part in range(2)]
@@ -117,8 +118,7 @@ def _fields(task: Task, root: Path) -> tuple[Any, Any]:
 
 
 def _images(task: Task, root: Path) -> tuple[Any, Any]:
-    from nvidia.dali import fn, types
-
+    _, fn, types = load()
     encoded, label = fn.readers.file(
         files=[str(task.paths(root, number)[0]) for number in range(task.samples)],
         labels=list(range(task.samples)),

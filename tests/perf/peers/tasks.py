@@ -84,7 +84,8 @@ def write(task: Task, root: Path) -> None:
     rng = np.random.default_rng(1)
     if task.name == "deepcam":
         write_statistics(
-            root / "stats.h5", Statistics(*np.float32([1, 2])[:, None] * np.geomspace(1e-6, 1e5, 16))
+            root / "stats.h5",
+            Statistics(*np.array([1, 2], np.float32)[:, None] * np.geomspace(1e-6, 1e5, 16)),
         )
     {"deepcam": _fields, "resnet50": _images}.get(task.name, _universes)(task, root, rng)
 
@@ -92,7 +93,7 @@ def write(task: Task, root: Path) -> None:
 def _universes(task: Task, root: Path, rng: np.random.Generator) -> None:
     for number in range(task.samples):
         x = rng.poisson(rng.lognormal(-0.3, 1.2, task.shape)).astype(np.int16)
-        y = np.float32([number, *rng.uniform(-1, 1, 3)])
+        y = np.array([number, *rng.uniform(-1, 1, 3)], np.float32)
         write_sample(task.paths(root, number)[0], x, y, "gzip" if task.name.endswith("gzip") else "plain")
 
 
@@ -178,7 +179,7 @@ def _image_decoder(task: Task) -> Callable[[Parts], tuple[Array, Array]]:
 
     def decode(parts: Parts) -> tuple[Array, Array]:
         pixels = decode_image(torch.frombuffer(bytearray(parts["jpg"]), dtype=torch.uint8), "RGB")
-        return transform(pixels).permute(1, 2, 0).numpy(), np.int64(parts["cls"])
+        return transform(pixels).permute(1, 2, 0).numpy(), np.asarray(np.int64(parts["cls"]))
 
     return decode
 

@@ -13,7 +13,7 @@ from peers.tasks import MEAN, STD, Epoch, Task
 
 def reference(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
     """CosmoFlow's: one record a file, decoded in parallel, four batches ahead (its published configuration)."""
-    return _pipeline(task, root, settings | {"prefetch": 4})
+    return _pipeline(task, root, {**settings, "prefetch": 4})
 
 
 def tf_data(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:

@@ -50,6 +50,8 @@ def test_failing_hanging_and_passing_checks_are_distinguished(tmp_path):
     assert verdict("raise SystemExit('NCCL error')") == ("FAILED", "status 1: NCCL error")
     assert verdict("import time; time.sleep(60)", minutes=0.001)[0] == "FAILED"
     assert verdict("", gpus=2) == ("skipped", "needs 2 GPUs")
+    late = module.perform(module.Check("name", "what", lambda gpus, work: []), 1, tmp_path, end=0.0)
+    assert late[::2] == ("skipped", "no time was left: start this again with --only name")
 
     def wrong(work):
         raise AssertionError("losses [1, 2]")

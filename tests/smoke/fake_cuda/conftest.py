@@ -3,6 +3,8 @@ compute is not, so losses and metrics say nothing here."""
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -79,11 +81,22 @@ def on_device(
 
 
 def command(
-    *words: object, settings: Sequence[str] = (), changes: Mapping[str, object] | None = None
+    *words: object,
+    settings: Sequence[str] = (),
+    model: str = "h100",
+    changes: Mapping[str, object] | None = None,
 ) -> CompletedProcess[str]:
-    """``mlhpc`` with ``words`` where there are devices."""
+    """``mlhpc`` with ``words`` where there are devices of ``model``."""
     argv = ["-m", "mlhpc", *words, *(word for setting in settings for word in ("--set", setting))]
-    return _run(argv, devices(changes=changes))
+    return _run(argv, devices(model, changes))
+
+
+def python(code: str, **changes: object) -> str:
+    """What ``code`` prints in a process of its own where there are devices, their model with ``changes``."""
+    env = os.environ | loader() | devices(changes=changes)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _run(

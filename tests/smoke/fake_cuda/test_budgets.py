@@ -6,7 +6,7 @@ import pytest
 from fake_cuda.budgets import RECORDED, name_of, of_step
 
 CELLS = [
-    ("cosmoflow", 4, "mixed_float16"),
+    ("cosmoflow", 1, "mixed_float16"),
     ("cosmoflow", 4, "float32"),
     ("deepcam", 2, "mixed_bfloat16"),
     ("deepcam", 2, "mixed_float16"),
@@ -21,6 +21,15 @@ def test_a_step_launches_no_more_waits_for_nothing_and_takes_the_memory_that_is_
     assert now["launches"] <= recorded["launches"]
     assert (now["waits"], now["pageable"]) == (0, 0)
     assert now["predicted_bytes"] == pytest.approx(now["allocated_bytes"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "benchmark, name", [("deepcam", "Adam"), ("deepcam", "AdamW"), ("cosmoflow", "adam"), ("resnet50", "sgd")]
+)
+def test_no_other_optimizer_waits_for_the_loss_scale(benchmark, name):
+    chosen = ("division=open", f"hyperparameters.opt_name={name}")
+    now = of_step(benchmark, 1, "mixed_float16", *chosen)
+    assert (now["waits"], now["pageable"]) == (0, 0)
 
 
 def test_two_ranks_launch_hardly_more_than_one():

@@ -1,9 +1,23 @@
 """What a run says when a device has too little memory or is lost."""
 
 import pytest
-from smoke.fake_cuda.conftest import on_device
+from smoke.fake_cuda.conftest import on_device, python
 
 MIB = 1 << 20
+DECODE = """
+import numpy as np, torch
+from mlhpc.cosmoflow.data.encoded import Encoded
+from mlhpc.cosmoflow.pytorch.batches import converter
+from mlhpc.errors import UserError
+
+side, table = 128, np.ones((1, 4), np.float32)
+keys, blocks = np.zeros(side**3, np.uint16), np.array([side**3])
+batch = Encoded((1, side, side, side, 4), keys, table, np.zeros(1, np.int32), blocks, (0,))
+try:
+    converter("float32", torch.device("cuda"))((batch, np.zeros((1, 4), np.float32)))
+except UserError as error:
+    print(error)
+"""
 
 
 @pytest.mark.parametrize(
@@ -23,6 +37,13 @@ def test_too_little_memory_is_one_line_that_names_the_setting(sets, tmp_path, mi
     assert line.startswith("mlhpc: a GPU has too little memory") and said in line, done.said
     smaller = {2: "a smaller batch", 8: "a smaller batch per pass", 60: "a smaller training.eval_batch_size"}
     assert smaller[mib] in line
+
+
+def test_too_little_memory_to_decode_a_batch_names_the_setting_that_decodes_elsewhere():
+    """The warm-up of a run needs more than its decoding, so a run ends before it."""
+    (line,) = python(DECODE, memory_bytes=16 * MIB).splitlines()
+    assert line.startswith("a GPU has too little memory for decoding a batch")
+    assert "loading.decode=host" in line
 
 
 def test_a_device_that_is_lost_is_one_line_of_a_single_rank(sets, tmp_path):

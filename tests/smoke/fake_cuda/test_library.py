@@ -1,23 +1,7 @@
 """The device itself: its clock, and what it refuses."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from fake_cuda.library import devices, loader
-
-
-def run(code, **changes):
-    env = (
-        os.environ
-        | loader()
-        | devices(changes={key.replace("_us_", "_us "): v for key, v in changes.items()})
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
+from smoke.fake_cuda.conftest import python
 
 CLOCK = """
 import time, torch
@@ -36,7 +20,7 @@ print(launched < 0.5, time.perf_counter() - start, first.elapsed_time(last) / 1e
 
 
 def test_the_host_runs_ahead_and_waits_until_the_kernels_are_done():
-    ahead, waited, between = run(CLOCK, kernel_us_cosh=250_000)
+    ahead, waited, between = python(CLOCK, **{"kernel_us cosh": 250_000}).split()
     assert ahead == "True"
     assert float(waited) >= 1.0 and float(between) == pytest.approx(1.0, rel=0.05)
 
@@ -61,15 +45,15 @@ graph.replay()
 def test_a_capture_follows_forked_streams_and_refuses_what_cuda_refuses(joined, waits):
     program = CAPTURE.format(joined=joined, waits=waits)
     if joined and not waits:
-        run(program)
+        python(program)
     else:
         with pytest.raises(
             AssertionError, match="unjoined work" if not joined else "not permitted when stream"
         ):
-            run(program)
+            python(program)
 
 
 def test_memory_beyond_that_of_the_model_is_not_there():
     program = "import torch; torch.zeros(20 << 20, device='cuda')"
     with pytest.raises(AssertionError, match="OutOfMemoryError"):
-        run(program, memory_bytes=16 << 20)
+        python(program, memory_bytes=16 << 20)

@@ -21,6 +21,11 @@ def slow_reads():
     return {"LD_PRELOAD": str(library())}
 
 
+def as_known(found_s, known_s):
+    """Within 5%, and what a busy machine adds."""
+    return 0.95 * known_s <= found_s <= 1.05 * known_s + BUSY_S
+
+
 def steps_of(done, rank=0):
     """The times of training steps and evaluations, as the run's record has them."""
     events = map(json.loads, (done.out / f"events.rank{rank}.jsonl").read_text().splitlines())
@@ -40,8 +45,8 @@ def test_times_of_steps_and_evaluations_are_those_of_the_kernels(sets, tmp_path,
     for rank in range(ranks):
         steps = steps_of(done, rank)
         assert steps["train"]["count"] == STEPS
-        assert steps["train"]["p50"] == pytest.approx(step_s, rel=0.05, abs=BUSY_S)
-        assert steps["eval"]["p50"] == pytest.approx(0.5, abs=BUSY_S)
+        assert as_known(steps["train"]["p50"], step_s)
+        assert as_known(steps["eval"]["p50"], 0.5)
     assert epoch["train_s"] >= step_s * STEPS and epoch["eval_s"] >= 0.5 * (EVALUATIONS // ranks)
 
 
@@ -51,7 +56,7 @@ def test_a_copy_that_takes_longer_than_the_step_is_the_step(sets, tmp_path):
     changes = {"link_bytes_per_s": (x + y) / 1.0}
     done = on_device(tmp_path, sets["deepcam"], "deepcam", "training.max_epochs=1", changes=changes)
     steps = steps_of(done)["train"]
-    assert steps["count"] == STEPS and steps["p50"] == pytest.approx(1.0, abs=BUSY_S)
+    assert steps["count"] == STEPS and as_known(steps["p50"], 1.0)
 
 
 def test_the_gap_before_a_batch_that_is_read_slowly_is_data_wait(sets, tmp_path, slow_reads):
@@ -65,5 +70,5 @@ def test_the_gap_before_a_batch_that_is_read_slowly_is_data_wait(sets, tmp_path,
     )
     steps = steps_of(done)["train"]
     (epoch,) = done.result()["epochs"]
-    assert steps["p50"] == pytest.approx(3.0, abs=BUSY_S)
+    assert as_known(steps["p50"], 3.0)
     assert epoch["data_wait_s"] >= 0.95 * (4.8 + 2 * 1.8)  # a file may be opened more than once
