@@ -80,7 +80,7 @@ class KerasAdam(torch.optim.Adam):
                 [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
             )
             found_inf = unscale(self, gradients)
-            torch._foreach_add_(counts, 1 if found_inf is None else 1 - found_inf)
+            torch._foreach_add_(counts, 1 if found_inf is None else [1 - found_inf] * len(counts))
             beta1, beta2 = group["betas"]
             step = counts[0].double()
             # The rate includes the bias corrections; the kernel's own are 1 since it is told of infinitely many
