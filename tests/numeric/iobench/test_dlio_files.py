@@ -181,7 +181,7 @@ def test_files_of_another_number_are_used_as_a_part_or_refused(tmp_path, capsys)
     assert "only the first 4 of 6 files are used" in capsys.readouterr().err
     dlio_set(tmp_path / "fewer", "npz", samples, files=3)
     assert run(path, tmp_path / "fewer", tmp_path / "other") == 2
-    assert "3 of 4 files" in capsys.readouterr().err
+    assert "only 3 of 4 .npz files" in capsys.readouterr().err
     assert main(["io", "generate", path, "--data", str(tmp_path / "fewer"), "--workers", "1"]) == 2
     assert "img_0_of_3.npz" in capsys.readouterr().err
 

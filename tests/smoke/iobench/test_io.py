@@ -261,7 +261,7 @@ def test_checkpoints_alone_are_written_and_read_back(tmp_path):
     assert result["epochs"] == [] and result["au_percent"] is None
     checked = mlhpc("io", "check", out, "--memory", "1 GB")
     assert (checked.returncode, checked.stderr) == (1, "")
-    assert "it reads no data\n1 finding: not a result" in checked.stdout
+    assert "it reads no data\n1 finding: not a valid MLPerf Storage result" in checked.stdout
 
 
 @pytest.mark.parametrize(

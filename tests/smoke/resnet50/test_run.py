@@ -215,7 +215,7 @@ def break_an_image(data, split="train"):
         (break_an_image, [], "class0000"),
         (lambda d: shutil.rmtree(d), [], "no such"),
         (lambda d: None, hyperparameters("sgd_opt_base_learning_rate=1e30"), "base learning rate"),
-        (lambda d: None, hyperparameters("global_batch_size=64"), "cannot fill a step"),
+        (lambda d: None, hyperparameters("global_batch_size=64"), "cannot fill one step"),
         (lambda d: None, ["training.precision=mixed_float16"], "needs a GPU"),
         (
             lambda d: None,

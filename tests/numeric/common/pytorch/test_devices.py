@@ -198,10 +198,10 @@ def test_a_build_without_code_for_the_device_is_one_line(machine, rocm, here, bu
     [
         ("cuda", 0, None, "cuda", "no accelerator here; use cpu or auto"),
         ("cuda", 0, None, "xpu", "no accelerator here; use cpu or auto"),
-        ("cuda", 4, None, "xpu", "kind cuda here; use cuda, cpu or auto"),
-        ("cuda", 4, None, "rocm", "kind cuda here; use cuda, cpu or auto"),
-        ("xpu", 4, None, "cuda", "kind xpu here; use xpu, cpu or auto"),
-        ("cuda", 4, "6.4", "xpu", "kind rocm here; use rocm, cpu or auto"),
+        ("cuda", 4, None, "xpu", "only cuda devices here; use cuda, cpu or auto"),
+        ("cuda", 4, None, "rocm", "only cuda devices here; use cuda, cpu or auto"),
+        ("xpu", 4, None, "cuda", "only xpu devices here; use xpu, cpu or auto"),
+        ("cuda", 4, "6.4", "xpu", "only rocm devices here; use rocm, cpu or auto"),
     ],
 )
 def test_a_device_that_is_not_there_is_one_line(machine, kind, count, rocm, choice, instead):

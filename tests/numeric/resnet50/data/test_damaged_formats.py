@@ -136,7 +136,7 @@ def spoil_pixel_index(root):
     [
         ("jpeg", spoil_empty_class, r"class class0001 has no image in validation"),
         ("jpeg", spoil_stray_file, r"notes\.txt: not an image"),
-        ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: 15 of 16 shards"),
+        ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: only 15 of 16 shards"),
         (
             "tfrecord",
             spoil_truncated_shard,
@@ -191,7 +191,7 @@ def test_a_damaged_record_is_named(own):
 def test_records_of_another_kind_are_named(own, record):
     path = own("tfrecord") / "train" / "train-00002-of-00016"
     tfrecord.write_records(path, [record] * 2, gzip=False)
-    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0(: not a readable| has no)"):
+    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0(: not a readable| lacks)"):
         images_of(opened(path.parents[1]).train)
 
 

@@ -274,7 +274,7 @@ def test_a_full_disk_is_a_one_line_error_and_no_files_are_left(pictures, target,
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount")
     try:
-        with pytest.raises(UserError, match=r"staging needs .*, tmpfs on .*target has .* free"):
+        with pytest.raises(UserError, match=r"staging needs .*, but tmpfs on .*target has only .* free"):
             packed(pictures, target)
         assert files_below(target) == []
         roomy = FileSystem("tmpfs", target, True, 10**12)
