@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 COMPILED = [
@@ -60,6 +61,14 @@ if not Path("src/mlhpc/common/__init__.py").is_file():
     )
 
 
+class BuildInTurn(build_ext):
+    """Never in parallel: the variants of a source share the name of an object file."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = False
+
+
 class BuildWithScripts(build_py):
     def run(self) -> None:
         super().run()
@@ -74,5 +83,5 @@ class BuildWithScripts(build_py):
 setup(
     # environment.sh sets it for the demo, which uses neither.
     ext_modules=[] if os.environ.get("MLHPC_WITHOUT_C") else COMPILED,
-    cmdclass={"build_py": BuildWithScripts},
+    cmdclass={"build_ext": BuildInTurn, "build_py": BuildWithScripts},
 )

@@ -139,8 +139,8 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
         ) from None
     if len(given) < ranks or not all(given):
         raise UserError(
-            f"{_named(bind)} lists cores for {count(sum(map(bool, given)), 'rank')}, not for the {ranks} on "
-            "this machine; pass one list per local rank, separated by ':'"
+            f"{_named(bind)} must list cores for each of the {count(ranks, 'rank')} on this machine; separate the "
+            "lists by ':'"
         )
     for rank, cores in enumerate(given[:ranks]):
         if missing := cores - allowed:

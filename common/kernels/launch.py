@@ -27,7 +27,7 @@ class Kernel:
         self._direct = (
             isinstance(self.jit, triton.JITFunction)
             and triton.__version__ == KNOWN
-            and torch.version.hip is None
+            and torch.version.cuda is not None
         )
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
@@ -47,7 +47,7 @@ class Kernel:
                 key += argument.dtype, argument.get_device()
             else:
                 passed.append(argument)
-                key.append(argument)
+                key += type(argument), argument
         found = self._compiled.get(tuple(key))
         if found is None or pointers % ALIGNED:
             compiled = self.jit[grid](*arguments, **constants)

@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
@@ -24,9 +25,13 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 def begin() -> str | Popen[bytes]:
     """The scripts if they are kept; otherwise begin to bundle them, for a page that is rendered later. In a
     process of its own, since vl-convert keeps the lock of the interpreter."""
-    with suppress(OSError, UnicodeError), open(open_regular(_kept()), encoding="utf-8") as file:
-        if os.fstat(file.fileno()).st_uid == os.geteuid() and (scripts := file.read()):
-            return scripts
+    with suppress(OSError), open(open_regular(_kept(), os.O_NOFOLLOW), "rb") as file:
+        about = os.fstat(file.fileno())
+        digest, _, scripts = file.read().partition(b"\n")
+        # Only what this user alone could have written, and as a whole: it becomes part of pages.
+        own = about.st_uid == os.geteuid() and about.st_nlink == 1 and not about.st_mode & 0o022
+        if own and digest == sha256(scripts).hexdigest().encode():
+            return scripts.decode()
     process = Popen([sys.executable, "-c", _BUNDLE], stdout=PIPE, stderr=DEVNULL)
     atexit.register(process.kill)
     return process
@@ -52,5 +57,5 @@ def script() -> str:
     scripts = bundle.replace(b"</script", b"<\\/script")
     with suppress(OSError):  # without a cache that can be written, they are bundled for each page
         _kept().parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(_kept(), scripts)
+        write_bytes(_kept(), sha256(scripts).hexdigest().encode() + b"\n" + scripts)
     return scripts.decode()

@@ -162,13 +162,13 @@ def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _pmi(env: Mapping[str, str]) -> RankInfo | None:
-    """MPICH and Intel MPI always set MPI_LOCALRANKID; Cray's PMI_LOCAL_RANK may come from srun too. HPE PALS has
-    its own where it starts ranks of MPICH."""
+    """MPICH and Intel MPI always set MPI_LOCALRANKID. Cray's PMI_LOCAL_RANK and PALS_LOCAL_RANKID may also come
+    from srun (by its plugin mpi/cray_shasta), which then counts the ranks."""
     if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:
         return _mpirun(env, "PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if "PMI_RANK" in env and "PMI_LOCAL_RANK" in env and "SLURM_STEP_ID" not in env:
         return _mpirun(env, "PMI_", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-    if "PMI_SIZE" in env and "PALS_LOCAL_RANKID" in env:
+    if "PMI_SIZE" in env and "PALS_LOCAL_RANKID" in env and "SLURM_STEP_ID" not in env:
         return _mpirun(env, "PMI_", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE")
     return None
 

@@ -95,8 +95,10 @@ def _check(options: argparse.Namespace) -> int:
 def _score(options: argparse.Namespace) -> int:
     if options.acceptance:
         return _acceptance(options)
-    if options.path is None or options.out or options.digest:
-        raise UserError("no results named; pass a path (--out and --digest require --acceptance)")
+    if options.out or options.digest:
+        raise UserError("--out and --digest require --acceptance; omit them, or add it")
+    if options.path is None:
+        raise UserError("no results named; pass a path")
     if options.json:
         from mlhpc.submission.check.content import score_content
 

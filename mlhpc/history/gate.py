@@ -127,9 +127,9 @@ def _figures(rows: Sequence[Measured], metric: str) -> Values:
     return tuple(values)
 
 
-def tested(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
+def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bool = True) -> Test:
     """The verdict on one figure: slower when all of the interval is above 1 + tolerance, passed when all of it is
-    below."""
+    below. ``plan``: whether to work out how many further runs would decide."""
     allowed, counts = rules.get(metric, next(iter(rules.values()))), metric in rules
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
@@ -138,7 +138,7 @@ def tested(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
             return Test(metric, new, baseline, ratio, allowed, "pass", 0, counts)
         if ratio[1] > 1 + allowed:
             return Test(metric, new, baseline, ratio, allowed, "slower", 0, counts)
-    further = _further(*worse, allowed, new is worse[0])
+    further = _further(*worse, allowed, new is worse[0]) if plan else None
     return Test(metric, new, baseline, ratio, allowed, "undecided", further, counts)
 
 

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 
 from mlhpc.errors import UserError
 from mlhpc.history.gate import RATES, Gate, Measured, Test, badness, tested
@@ -33,8 +34,10 @@ def health(rows: Sequence[Measured], tolerance: float) -> Gate:
         for node, number in newest.items():
             when, _, value = ordered[number]
             others = tuple(each[2] for each in (*ordered[:number], *ordered[number + 1 :]))
-            test = tested(figure, (value,), others if len(others) >= FEWEST else (), {figure: tolerance})
-            own = replace(test, node=node, when=when)
+            baseline = others if len(others) >= FEWEST else ()
+            test = tested(figure, (value,), baseline, {figure: tolerance}, plan=False)
+            # The mean stands for all others, which every node of the model has nearly in common.
+            own = replace(test, node=node, when=when, baseline=(geometric_mean(others),) if baseline else ())
             worst[node] = max(worst.get(node, own), own, key=_badness)
     return Gate(tuple(worst[node] for node in sorted(worst)), (), ())
 

@@ -76,8 +76,11 @@ def page(store: Path, system: str, where: Sequence[str], folder: Path) -> tuple[
     with opened(store) as index:
         chosen = ["kind=run", f"system={system}", *where]
         rows = [json.loads(row) for row in index.rows(chosen)]
-        records = quote(os.path.relpath(store, folder))
-        lines = _lines([{**row, "link": f"{records}/{row['name']}.json"} for row in rows])
+        records = quote(os.fsencode(os.path.relpath(store, folder)))
+        present = {path.name for path in store.glob("*.json")}  # those that have been packed have no file
+        files = [f"{row['name']}.json" for row in rows]
+        links = [f"{records}/{file}" if file in present else "" for file in files]
+        lines = _lines([{**row, "link": link} for row, link in zip(rows, links, strict=True)])
         notes = [note for note in index.notes("annotation") if note["system"] == system]
     if not lines:
         raise UserError(f"no run of system {system!r} in this store; mlhpc history list shows the systems")

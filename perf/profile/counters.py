@@ -52,12 +52,15 @@ _FLOPS: Sequence[tuple[str, float]] = (
     (r"SQ_INSTS_VALU_MFMA_MOPS_\w+", 512),
 )
 _INTEL = "fp_arith_inst_retired"
-_PARTS = {
-    f"{_INTEL}.scalar": (f"{_INTEL}.scalar_single", f"{_INTEL}.scalar_double"),
-    f"{_INTEL}.4_flops": (f"{_INTEL}.128b_packed_single", f"{_INTEL}.256b_packed_double"),
-    f"{_INTEL}.8_flops": (f"{_INTEL}.256b_packed_single", f"{_INTEL}.512b_packed_double"),
+_WHOLE = {
+    f"{_INTEL}.scalar_single": f"{_INTEL}.scalar",
+    f"{_INTEL}.scalar_double": f"{_INTEL}.scalar",
+    f"{_INTEL}.128b_packed_single": f"{_INTEL}.4_flops",
+    f"{_INTEL}.256b_packed_double": f"{_INTEL}.4_flops",
+    f"{_INTEL}.256b_packed_single": f"{_INTEL}.8_flops",
+    f"{_INTEL}.512b_packed_double": f"{_INTEL}.8_flops",
 }
-"""Events of perf that include the counts of other events, which a file may list as well."""
+"""Events of perf, and the event that includes their counts, which a file may list as well."""
 _VOLTA = "sm__inst_executed_pipe_tensor.sum"
 _BYTES: Sequence[tuple[str, float]] = (
     (r".*cas_count[_.](read|write|rd|wr)/?", 1),
@@ -301,7 +304,7 @@ def _perf(lines: Sequence[str]) -> dict[str, Kernel]:
     events = [event for event in events if not str(event.get("counter-value", "<not")).startswith("<not")]
     names = [re.sub(r":[a-zA-Z]+$", "", event["event"]).lower() for event in events]
     for name, event in zip(names, events, strict=True):
-        if not any(part in names for part in _PARTS.get(name, ())):
+        if _WHOLE.get(name) not in names:
             sums.add("", name, float(event["counter-value"]), _BINARY.get(event["unit"], 1.0))
     return {"": sums.kernel()}
 
@@ -327,8 +330,8 @@ def _in_another(event: str, events: Iterable[str]) -> bool:
     """Whether another of the events counts all that this one counts, and perhaps more."""
     if event.startswith("sm__sass"):
         return f"smsp{event[2:]}" in events
-    if event == "dram__bytes.sum":
-        return any(re.fullmatch(r"dram__bytes(_op)?_read\.sum", each) for each in events)
+    if event.startswith("dram__bytes_"):
+        return "dram__bytes.sum" in events
     if (own := _TENSOR.fullmatch(event)) is None:
         return False
     others = (_TENSOR.fullmatch(each) for each in events if each != event)
@@ -355,12 +358,13 @@ def _launches(lines: Sequence[str]) -> Iterable[tuple[dict[str, str], dict[str, 
 
 def _ncu(lines: Sequence[str]) -> dict[str, Kernel]:
     sums: dict[str, _Sum] = defaultdict(_Sum)
-    for launch, values in _launches(lines):
+    for launch, listed in _launches(lines):
+        values = {event: value for event, value in listed.items() if value[1] not in ("", "n/a")}
         has = launch.get("CC") == "7.0" and not any("ops_path_tensor" in event for event in values)
         for event, (unit, text) in values.items():
             name = "sm__ops_path_tensor_volta.sum" if has and event == _VOLTA else event
             known = _factor(name, _FLOPS) is not None or _factor(name, _BYTES) is not None
-            if not known or text in ("", "n/a") or _in_another(event, values):
+            if not known or _in_another(event, values):
                 continue
             scale, number_ = _UNIT.match(unit), _NUMBER.fullmatch(text)
             if scale is None or number_ is None:

@@ -172,7 +172,7 @@ def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
         return f"{machine.family}: no published result"
     return (
         "least: the larger of the host's and the device's time; predicted: from rounds 2.0 and 3.0, without "
-        "all-reduce, with an interval for 80% of sets; published: of round 3.0, with all-reduce (seen: also fitted)"
+        "all-reduce, with an interval for 80% of sets; published: of round 3.0, with all-reduce (seen in the fit)"
     )
 
 

@@ -67,9 +67,13 @@ def _require_plausible(data: Bytes) -> None:
     takes at least one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
     height, width = size_of(data)
     pixels = height * width
-    if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
+    if pixels > 4096 + 1024 * len(data):
         raise BrokenImage(
             f"not a readable image ({len(data)} bytes cannot encode the {height} x {width} pixels of its header)"
+        )
+    if pixels > MAX_PIXELS:
+        raise BrokenImage(
+            f"not a readable image ({height} x {width} pixels; at most {MAX_PIXELS:,} are read)"
         )
 
 

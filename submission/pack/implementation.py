@@ -72,6 +72,7 @@ def _below(top: Path, folder: str = ".") -> list[Path]:
 
 
 _SETUP_PY = """from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 # optional: where there is no compiler, NumPy decodes and PyTorch computes CosmoFlow's gradients
 decoders = Extension(
@@ -92,7 +93,15 @@ gradients = [
     )
     for processor, options in (("", []), ("_avx2", ["-march=x86-64-v3"]), ("_avx512", ["-march=x86-64-v4"]))
 ]
-setup(ext_modules=[decoders, checksums, *gradients])
+
+
+class BuildInTurn(build_ext):  # the variants of a source share an object file
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = False
+
+
+setup(ext_modules=[decoders, checksums, *gradients], cmdclass={"build_ext": BuildInTurn})
 """
 
 

@@ -439,13 +439,13 @@ class Outcome(NamedTuple):
 
 def perform(check: Check, gpus: int, work: Path, end: float = math.inf) -> Outcome:
     """Until ``end`` by the monotonic clock at most."""
-    limit = min(60 * check.minutes, end - time.monotonic())
-    if limit <= 0:
-        return Outcome("skipped", 0, f"no time was left: start this again with --only {check.name}")
     if gpus < check.gpus:
         return Outcome("skipped", 0, f"needs {check.gpus} GPUs")
     if check.needs and not installed(check.needs):
         return Outcome("skipped", 0, f"{check.needs} is not installed: start this in its environment too")
+    left, again = end - time.monotonic(), f"start this again with --only {check.name}"
+    if left <= 0:
+        return Outcome("skipped", 0, f"no time was left: {again}")
     run = work / "runs" / check.name
     if (run / "run.log").exists():  # of an earlier try
         shutil.rmtree(run)
@@ -453,8 +453,11 @@ def perform(check: Check, gpus: int, work: Path, end: float = math.inf) -> Outco
     with log.open("w") as output:
         words = check.command(gpus, work)
         try:
+            limit = min(60 * check.minutes, left)
             done = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, timeout=limit)
         except subprocess.TimeoutExpired:
+            if left < 60 * check.minutes:
+                return Outcome("skipped", time.monotonic() - start, f"cut off by --minutes: {again}")
             return Outcome("FAILED", time.monotonic() - start, f"no end after {limit / 60:.3g} minutes")
     # 3: a run that ended without its target, as two epochs may.
     allowed = (0, 3) if "run" in words else (0,)

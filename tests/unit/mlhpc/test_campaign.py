@@ -136,7 +136,7 @@ def test_runs_with_other_settings_are_not_mixed(site, capsys):
     assert site.run("--runs", "1") == 0
     assert site.run("--runs", "2", "--set", "hyperparameters.global_batch_size=32") == 2
     error = capsys.readouterr().err
-    assert "hyperparameters.global_batch_size = 16, not 32" in error and error.count("\n") == 1
+    assert "hyperparameters.global_batch_size = 16, not with 32" in error and error.count("\n") == 1
 
 
 def test_the_table_of_a_batch_job_keeps_every_digit(site, capsys, monkeypatch):

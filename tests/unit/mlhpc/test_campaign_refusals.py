@@ -88,7 +88,7 @@ def test_a_campaign_started_on_every_rank_is_refused(site, capsys, monkeypatch):
     for name, value in {"MLHPC_RANK": "0", "MLHPC_SIZE": "2", "MLHPC_TOKEN": "x"}.items():
         monkeypatch.setenv(name, value)
     assert site.run("--runs", "1") == 2
-    assert "start one" in capsys.readouterr().err
+    assert "start it only once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_dry_run_counts_what_the_run_takes_of_its_data_set(benchmark: str, tmp
     other = next(each.name for each in registry.BUILT_IN if each.name != benchmark)
     assert (
         cli.main(["run", other, *words[2:]]) == 2
-        and f"is a data set of {benchmark}" in capsys.readouterr().err
+        and f"is a data set for {benchmark}" in capsys.readouterr().err
     )
 
 

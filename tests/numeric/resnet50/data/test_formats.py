@@ -188,5 +188,7 @@ def test_nodes_with_different_shards_read_every_image_once(sets):
 
 def test_a_data_set_of_another_size_is_not_truncated(sets):
     """The first images in order of path would be the first classes."""
-    with pytest.raises(UserError, match=r"22 images in train, but 10 are expected; set data\.train_samples=22"):
+    with pytest.raises(
+        UserError, match=r"22 images in train, but 10 are expected; set data\.train_samples=22"
+    ):
         opened(sets["jpeg"], train_samples=10)

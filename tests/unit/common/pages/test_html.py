@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -95,22 +96,32 @@ def test_scripts_that_cannot_be_bundled_are_one_line(monkeypatch: pytest.MonkeyP
 
 def test_scripts_are_bundled_once(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     bundled = library.script()
-    assert "vegaEmbed" in bundled and kept.read_text("utf-8") == bundled
+    assert "vegaEmbed" in bundled and kept.read_text("utf-8").endswith(bundled)
     forget()
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert library.script() == bundled
 
 
-@pytest.mark.parametrize("damage", ["empty", "binary", "link to a FIFO", "of another user"])
+@pytest.mark.parametrize(
+    "damage",
+    ["empty", "binary", "truncated", "link to a FIFO", "linked", "others may write", "of another user"],
+)
 def test_scripts_that_this_user_has_not_kept_are_bundled_again(
     monkeypatch: pytest.MonkeyPatch, kept: Path, damage: str
 ) -> None:
     kept.parent.mkdir()
+    whole = sha256(b"evil()").hexdigest().encode() + b"\nevil()"
+    content = {"empty": b"", "binary": b"\xff", "truncated": whole[:-1]}.get(damage, whole)
     if damage == "link to a FIFO":
         os.mkfifo(kept.with_suffix(".fifo"))
         kept.symlink_to(kept.with_suffix(".fifo"))
+    elif damage == "linked":
+        kept.with_suffix(".own").write_bytes(content)
+        kept.symlink_to(kept.with_suffix(".own"))
     else:
-        kept.write_bytes(b"\xff" if damage == "binary" else b"evil()" * (damage == "of another user"))
+        kept.write_bytes(content)
+    if damage == "others may write":
+        kept.chmod(0o666)
     if damage == "of another user":
         monkeypatch.setattr(os, "geteuid", lambda: kept.stat().st_uid + 1)
     monkeypatch.setattr(library, "_BUNDLE", "print('window.bundled = 1')")

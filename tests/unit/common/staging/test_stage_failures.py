@@ -75,7 +75,9 @@ def test_a_full_file_system_is_refused_before_the_first_byte(
 
     monkeypatch.setattr(module, "filesystem_of", small)
     outcomes = on_ranks(2, 2, lambda w: stage(source, tmp_path / f"node{w.node}", w, "replicate"))
-    fails_alike(outcomes, "node1: staging needs 14.7 MB, tmpfs on /local has 5 MB free (it is memory)")
+    fails_alike(
+        outcomes, "node1: staging needs 14.7 MB, but tmpfs on /local has only 5 MB free (it is memory)"
+    )
     assert not (tmp_path / "node0").exists() and not (tmp_path / "node1").exists()
 
 

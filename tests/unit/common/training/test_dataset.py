@@ -99,5 +99,5 @@ def test_a_data_set_that_a_device_cannot_decode_is_refused_with_the_remedy(
     require_codec(Manifest(tmp_path, (), {"codec": "lut-small"}), ["lut", "lut-small"], without="TFRecord")
     with pytest.raises(UserError) as refused:
         require_codec(Manifest(tmp_path, (), facts), ["lut", "lut-small"], without="TFRecord")
-    for part in (str(tmp_path), f" is {described}", "--codec lut,", "loading.decode=host"):
+    for part in (str(tmp_path), f" is in format {described}", "--codec lut,", "loading.decode=host"):
         assert part in str(refused.value)

@@ -110,7 +110,7 @@ def test_no_more_batches_are_read_ahead_than_asked_for(layout):
 def test_an_error_in_a_thread_reaches_the_loop(layout):
     layout.path("train", 3).write_bytes(b"short")
     lines = pipeline(layout, Reader(batch_size=4, threads=2))
-    with pytest.raises(UserError, match=r"00003\.bin has 5 bytes"):
+    with pytest.raises(UserError, match=r"00003\.bin is damaged: 5 bytes"):
         for _ in range(6):
             lines.next_batch()
     lines.stop()

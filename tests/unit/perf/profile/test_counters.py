@@ -103,6 +103,22 @@ def test_what_two_events_count_counts_once(tmp_path):
     assert read(tmp_path / "perf.json", 1).kernels == {"": Kernel(407.0, None)}
 
 
+@pytest.mark.parametrize(
+    ("counts", "counted"),
+    [
+        ({"": "1000", "_read": "400"}, 1000.0),
+        ({"": "1000", "_op_read": "400", "_op_write": "600"}, 1000.0),
+        ({"_read": "400", "_write": "600"}, 1000.0),
+        ({"": "n/a", "_read": "400", "_write": "600"}, 1000.0),
+    ],
+)
+def test_bytes_are_counted_once_and_as_a_whole(tmp_path, counts, counted):
+    events = ",".join(f"dram__bytes{part}.sum" for part in counts)
+    text = f"ID,Kernel Name,{events}\n,{',byte' * len(counts)}\n0,add,{','.join(counts.values())}\n"
+    (tmp_path / "ncu.csv").write_text(text)
+    assert read(tmp_path / "ncu.csv", None).kernels == {"add": Kernel(None, counted)}
+
+
 def test_a_launch_without_a_figure_is_not_one_of_zero(tmp_path):
     text = "ID,Kernel Name,smsp__sass_thread_inst_executed_op_fadd_pred_on.sum,dram__bytes.sum\n,,inst,byte\n"
     (tmp_path / "ncu.csv").write_text(f"{text}0,add,100,10\n1,add,n/a,20\n")
