@@ -34,7 +34,7 @@ def test_parameter_servers_of_han_2019_saturate_near_four():
 def test_one_rank_and_one_node_need_no_network():
     assert all_reduce(machine("dell-xe8545"), 1e8, 1, 1).seconds == 0
     assert all_reduce(machine("dell-xe8545"), 1e8, 1, 4).seconds > 0
-    with pytest.raises(UserError, match=r"dell-xe8545.toml, line \d+: no network.bandwidth"):
+    with pytest.raises(UserError, match=r"dell-xe8545.toml, line \d+: network.bandwidth is missing"):
         all_reduce(machine("dell-xe8545"), 1e8, 2, 4)
 
 
