@@ -60,7 +60,7 @@ def waited(of: str, train_s: float, eval_s: float, *ranks: tuple[float, ...]) ->
         (8, waited("all ranks", 10.0, 0.0, (6, 4.9, 0.0, 1), (7, 4.8, 0.0, 2), (0, 0.1, 0.0, 1)),
          "rank 6 on n3 cost 4.9 s in training, most in epoch 1; rank 7 on n3 cost 4.8 s in training, most in "
          "epoch 2"),
-        (2, lambda told: told.pop("data_wait", None), "in training, of rank 0 only, since an earlier version"),
+        (2, lambda told: told.pop("data_wait", None), "in training, of rank 0 only, because earlier versions"),
     ],
     ids=["one", "equal", "a node", "earlier"],
 )  # fmt: skip
@@ -88,7 +88,7 @@ def test_an_aborted_run_says_that_its_waits_are_those_of_rank_0(tmp_path: Path) 
 
     page, terminal = report_of(make_run(tmp_path / "run", ranks=2, status="aborted", result=result))
     for text in (page.text, terminal):
-        assert "5.1 s in training, of rank 0 only, since the run was aborted" in text
+        assert "5.1 s in training, of rank 0 only, because the run was aborted" in text
 
 
 def test_events_without_percentiles_draw_no_step_time(tmp_path: Path) -> None:
