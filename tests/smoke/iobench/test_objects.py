@@ -72,7 +72,7 @@ def served(tmp_path):
 def test_a_run_counts_the_requests_of_the_server(served, tmp_path):
     server, workload = served
     again = mlhpc("generate", workload, *agreed(server), "--workers", 1)
-    assert "0 files written, 0 B, 12 existed already" in again.stdout
+    assert "0 files written, 0 B; 12 existed already" in again.stdout
     begin = len(server.requests)
     done = mlhpc(
         "run", workload, *agreed(server), "--out", tmp_path / "out", "--ranks", 2, "--null-steps", 0, "--json"
@@ -153,10 +153,10 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(served, tmp_path, words, m
 def test_without_the_users_word_no_request_goes_to_the_server_of_a_workload(served, tmp_path):
     server, workload = served
     begin = len(server.requests)
-    for words in ((), ("--data", "s3://bucket/tiny")):
+    for words, what in (((), "it, add --data"), (("--data", "s3://bucket/tiny"), "them, add --set")):
         for refused in (
             mlhpc("run", workload, "--out", tmp_path / "out", *words),
             mlhpc("generate", workload, *words),
         ):
-            assert refused.returncode == 2 and "to accept them, add --" in refused.stderr
+            assert refused.returncode == 2 and f"to accept {what}" in refused.stderr
     assert len(server.requests) == begin and not (tmp_path / "out").exists()

@@ -245,7 +245,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "cosmoflow", "here", "there", "--workers", "-3"], "-3 is not a whole number"),
         (["data", "verify", "here", "--workers", "two"], "two is not a whole number"),
         (["run", "cosmoflow", "--hyperparameters-from", "nowhere"], "nowhere cannot be read: No such file"),
-        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, not for the 2 on"),
+        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "must list cores for each of the 2 ranks on"),
         (["run", "cosmoflow", "--bind", "near"], "'near' is not a core"),
         (["--debug", "run"], "BENCHMARK"),
     ],
