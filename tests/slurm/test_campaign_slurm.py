@@ -125,7 +125,7 @@ def test_a_cancelled_campaign_closes_its_log(submit, slurm, tmp_path):
     # With other settings it would be another campaign. No other campaign is running there any more.
     assert not submit("--runs", 1)[1]
     target = load.load("cosmoflow", "smoke").target.value
-    assert f"was run with target.value = {target}, not 9.0" in outputs(tmp_path)
+    assert f"was run with target.value = {target}, not with 9.0" in outputs(tmp_path)
 
 
 def test_a_study_fills_nodes_one_after_the_other(slurm, tiny_data, tmp_path, monkeypatch):
