@@ -200,7 +200,10 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "make", "cosmoflow", "--preset", "closed"], "official"),
         (["data", "convert", "cosmoflow", "nowhere", "out"], "nowhere"),
         (["data", "convert", "deepcam", "nowhere", "out"], "nowhere"),
-        (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample applies only to cosmoflow"),
+        (
+            ["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"],
+            "--sample applies only to cosmoflow",
+        ),
         (
             ["data", "convert", "cosmoflow", "nowhere", "out", "--max-error", "1"],
             "--max-error applies only to deepcam",
