@@ -125,8 +125,8 @@ def test_lists_are_taken_as_given() -> None:
 @pytest.mark.parametrize(
     ("bind", "ranks", "named"),
     [
-        ("0-1", 2, "cores for 1 rank, not for the 2 on"),
-        ("0-1:", 2, "cores for 1 rank, not for the 2 on"),
+        ("0-1", 2, "must list cores for each of the 2 ranks on"),
+        ("0-1:", 2, "must list cores for each of the 2 ranks on"),
         ("0-1:6-9", 2, "local rank 1 cannot use core 8-9; this process may use only 0-7"),
         ("socket", 2, "'socket' is not a core"),
         ("0-1;rm", 1, "is not a core"),
