@@ -111,7 +111,7 @@ class Training(FrozenModel):
     )
 
     def applicable(self) -> dict[str, object]:
-        """The settings, without those of frameworks that are not selected."""
+        """The settings, except those that apply only to frameworks that are not selected."""
         return {
             name: value for name, value in self.model_dump().items() if not self._of_another_framework(name)
         }

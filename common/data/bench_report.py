@@ -49,7 +49,7 @@ def run_all(
 
 
 def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
-    """Compare the samples of each way with those of the first way that has the same batch size and sample type.
+    """Compare each way's samples with the samples of the first way with the same batch size and sample type.
     Returns, for each, "bit for bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. If one of
     the two data sets is lossy, ``x`` may differ by any amount, but ``y`` must be equal."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}

@@ -407,8 +407,8 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
     """The part of a data set that a run needs: of each named folder, sorted by path, the given number of samples
     from the first on; no other folders; all files outside folders. ``take(manifest, train=2048, validation=512)``.
 
-    If the files of a folder contain more than one sample each, all of them are taken, or, if they are archives
-    (fact ``samples_per_archive``), only those that contain the first samples.
+    If each file of a folder contains several samples, all files are taken. If the files are archives (fact
+    ``samples_per_archive``), only the archives with the first samples are taken.
 
     Raises UserError naming the folder, the number of its samples and the number needed, if it has fewer.
     """

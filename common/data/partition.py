@@ -12,7 +12,7 @@ Mode = Literal["replicate", "shard"]
 ShuffleScope = Literal["sample", "node", "global"]
 Indices = npt.NDArray[np.int64]
 _EXCHANGE = 0x65786368
-"""Makes these random numbers differ from those of ``sharding`` for the same seed and epoch."""
+"""Seeds the exchange differently from ``sharding``, which uses the same seed and epoch."""
 
 
 def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScope:
@@ -30,8 +30,9 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     bin differ by at most one, and the sums by at most the largest size.
 
     The sizes are sorted and divided into groups of ``bins``, one size per bin. Pairs of groups are merged, the
-    largest sum of one with the smallest of the other, until one group is left; merged sums differ by no more than
-    those of either group did. This is the differencing method (Karmarkar and Karp 1982) on the rows of arrays.
+    largest sum of one with the smallest of the other, until one group is left; the sums of a merged group differ
+    by no more than the sums of either group did. This is the differencing method (Karmarkar and Karp 1982) on the
+    rows of arrays.
     """
     size = np.asarray(sizes, dtype=np.int64)
     if bins == 1 or len(size) == 0 or size.min() == size.max():
@@ -89,7 +90,7 @@ def files_read_by_node(
 
 
 def held_by_one_or_all(files: Files, mode: Mode) -> tuple[Files, Files]:
-    """The files that only one node stores after staging, and those that all nodes store."""
+    """The files stored by a single node after staging, and the files stored by every node."""
     everywhere = np.ones(len(files), np.bool_) if mode == "replicate" else files.outside()
     return files.at(~everywhere), files.at(everywhere)
 

@@ -4,7 +4,7 @@ other's files.
 Two kinds of hidden files in the folder record this, with locks that the kernel releases when their process ends:
 ``.lock`` for the process that changes the folder's content, and ``.use.HOST.PID.TOKEN`` for each process that uses
 it. If locks do not reach other nodes (``flock_reaches_other_nodes``), a use file of another node always means that
-the folder is in use: runs never lose their files, but those of a killed run must be removed by hand.
+the folder is in use. No run ever loses its files, but the files of a killed run must be removed by hand.
 """
 
 import contextlib

@@ -117,7 +117,7 @@ def _unreadable(reason: str) -> _Damaged:
 @dataclass(frozen=True)
 class _Layout:
     """``page`` and ``header``: size in bytes of a page and of its header; ``pages``: number of complete pages;
-    ``depth``, ``entries`` and ``root``: those of the main database."""
+    ``depth``, ``entries`` and ``root``: tree depth, number of entries and root page of the main database."""
 
     version: int
     page: int
