@@ -45,6 +45,8 @@ class Network(schema.Network):
     def _stages(self) -> "Network":
         if len(self.blocks) not in (0, 4):
             raise ValueError(f"blocks {list(self.blocks)} must be empty or four numbers, one per stage")
+        if self.name == "resnet101" and self.blocks:  # a preset's: it would be ResNet-50's under another name
+            raise ValueError(f"blocks {list(self.blocks)} replace those of resnet101; set network.blocks=[]")
         return self
 
 

@@ -262,3 +262,12 @@ def test_other_networks_are_never_the_closed_benchmark(network, tmp_path):
     words = ["--preset", "closed", "--data", tmp_path / "no", "--out", tmp_path / "o"]
     done = mlhpc("run", "resnet50", *words, "--set", f"network.name={network}")
     assert done.returncode == 2 and "network.name" in done.stderr and not (tmp_path / "o").exists()
+
+
+def test_a_presets_blocks_are_refused_under_the_name_of_another_network(tmp_path):
+    """ResNet-101 with ResNet-50's reduced blocks would be measured under a name that is not its own."""
+    out = tmp_path / "study"
+    words = ("study", "resnet50", "--data", tmp_path / "no", "--out", out, "--steps", 1)
+    done = mlhpc(*words, "--vary", "network.name=resnet50,resnet101")
+    assert done.returncode == 2 and not out.exists()
+    assert "blocks [1, 1, 1, 1] replace those of resnet101; set network.blocks=[]" in done.stderr

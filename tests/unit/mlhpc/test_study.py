@@ -119,6 +119,8 @@ def test_a_setting_of_the_configuration_is_varied_by_its_name(site):
     words = (
         "--vary",
         "network.name=lenet,resnet101",
+        "--set",
+        "network.blocks=[]",
         "--vary",
         "loading.loader=threads,dali",
         "--repeats",
