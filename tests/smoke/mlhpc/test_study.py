@@ -181,8 +181,8 @@ def test_parameter_servers_are_a_study_and_never_a_result(pictures, tmp_path):
 @pytest.mark.parametrize("rank, name", [(1, "worker 1"), (2, "parameter server 0")])
 def test_a_killed_worker_or_server_is_one_line_with_rank_and_role(pictures, tmp_path, rank, name):
     words = ["--preset", "smoke", "--data", pictures, "--out", tmp_path / "out", "--seed", 1, "--workers", 2]
-    more = ["hyperparameters.global_batch_size=2", "study.steps=200", "network.name=resnet101", "network.blocks=[]"]
-    words += ["--servers", 1, *image_settings("data.train_samples=400", *SERVERS, *more)]
+    more = ["hyperparameters.global_batch_size=2", "study.steps=200", "network.name=resnet101"]
+    words += ["--servers", 1, *image_settings("network.blocks=[]", "data.train_samples=400", *SERVERS, *more)]
     command = [sys.executable, "-m", "mlhpc.resnet50.parameter_servers", *map(str, words)]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for((tmp_path / "out/config.toml").exists)
