@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,25 +98,32 @@ def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
     return deepest
 
 
-def _memory_left() -> list[int]:
+_MEMORY_GROUPS = (
+    (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max", "memory.current"),
+    (r"^\d+:(?:\S+,)?memory(?:,\S+)?:/(.*)$", "sys/fs/cgroup/memory", "memory.limit_in_bytes",
+     "memory.usage_in_bytes"),
+)  # fmt: skip
+"""cgroups(7), of version 2 and 1: a process's group in /proc/self/cgroup, where groups are, and files of one."""
+
+
+def _memory_left(root: Path = Path("/")) -> list[int]:
     left = []
-    available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if available:
         left.append(int(available[1]) * 1024)
-    groups = os.fsdecode(Path("/proc/self/cgroup").read_bytes())
-    own = re.search(r"^0::/(.*)$", groups, re.MULTILINE)
-    group = Path("/sys/fs/cgroup") / (own[1] if own else "")
-    while group != group.parent:
-        try:
-            limit = int((group / "memory.max").read_text())  # "max" (no limit) is not a number
-            used = int((group / "memory.current").read_text())
-            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # The page cache of files on disk is reclaimed before an allocation fails.
-            cache = int(statistics["active_file"]) + int(statistics["inactive_file"])
-            left.append(max(0, limit - used + cache))
-        except (OSError, ValueError, KeyError):
-            pass
-        group = group.parent
+    groups = os.fsdecode((root / "proc/self/cgroup").read_bytes())
+    for pattern, mounted, limit, used in _MEMORY_GROUPS:
+        own = re.search(pattern, groups, re.MULTILINE)
+        group = root / mounted / (own[1] if own else "")
+        for each in (group, *group.parents):
+            # A group without a limit has the word "max" in version 2, and about 2**63 in version 1.
+            with suppress(OSError, ValueError, KeyError):
+                statistics = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
+                # The page cache of files on disk is reclaimed before an allocation fails.
+                kinds = ("active_file", "inactive_file")  # version 1 counts those of inner groups apart
+                cache = sum(int(statistics.get(f"total_{kind}", statistics[kind])) for kind in kinds)
+                taken = int((each / used).read_text()) - cache
+                left.append(max(0, int((each / limit).read_text()) - taken))
     return left
 
 
@@ -136,6 +143,8 @@ def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
         where = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             filesystem = filesystem_of(path)
-            free = bytes_text(filesystem.free_bytes)
-            where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
+            where = f" ({filesystem.type} on {filesystem.mount_point}"
+            if error.errno == errno.ENOSPC:  # a quota is reached long before the file system is full
+                where += f", {bytes_text(filesystem.free_bytes)} free"
+            where += ")"
         raise UserError(f"{path} {what}: {error.strerror or error}{where}; {remedy}") from error
