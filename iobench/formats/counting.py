@@ -78,9 +78,9 @@ class Activity:
         with self._lock:
             self._handed_in[number] = np.inf
 
-    def waiting(self, waiting: bool) -> None:
-        """Note whether the loop waits for a batch from now on."""
-        now = clock()
+    def waiting(self, waiting: bool, since: float | None = None) -> None:
+        """Note whether the loop waits for a batch from now on, or from the moment ``since`` on."""
+        now = clock() if since is None else since
         if self._waiting_since is not None:
             self._waits.append((self._waiting_since, now))
         self._waiting_since = now if waiting else None
