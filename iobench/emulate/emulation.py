@@ -225,7 +225,6 @@ def _load_all(rank: _Rank, layout: Layout) -> float:
     samples = layout.dataset.samples // rank.sharing()
     start = clock()
     pipeline = rank.pipeline("train", 0, samples, 1)
-    pipeline.activity.waiting(True, since=start)  # nothing is computed while its threads read
     with pipeline:
         kept = [pipeline.next_batch() for _ in range(samples)]
     pipeline.activity.waiting(False)

@@ -55,7 +55,7 @@ class Activity:
         self._kept, self._most = 0, SPANS_KEPT
         self._reading_s = self._waited_s = 0.0
         self._waits: list[tuple[float, float]] = []
-        self._waiting_since: float | None = None
+        self._waiting_since: float | None = clock()
 
     def enter(self) -> int:
         """Register a thread that will ``add`` its reads; returns its number."""
@@ -78,9 +78,9 @@ class Activity:
         with self._lock:
             self._handed_in[number] = np.inf
 
-    def waiting(self, waiting: bool, since: float | None = None) -> None:
-        """Note whether the loop waits for a batch from now on, or from the moment ``since`` on."""
-        now = clock() if since is None else since
+    def waiting(self, waiting: bool) -> None:
+        """Note whether the loop waits for a batch from now on. Until the first call, it does."""
+        now = clock()
         if self._waiting_since is not None:
             self._waits.append((self._waiting_since, now))
         self._waiting_since = now if waiting else None

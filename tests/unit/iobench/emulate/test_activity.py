@@ -8,16 +8,22 @@ from mlhpc.iobench.formats import counting
 
 
 def test_io_time_counts_once_and_hidden_time_is_what_was_not_waited(monkeypatch):
-    times = iter([3.0, 5.0, 8.0, 9.0])
+    times = iter([0.0, 1.5, 3.0, 5.0, 8.0, 9.0])
     monkeypatch.setattr(counting, "clock", lambda: next(times))
     activity = counting.Activity()
-    for waiting in (True, False, True, False):  # from 3 to 5, and from 8 to 9 while nobody reads
+    for waiting in (
+        False,
+        True,
+        False,
+        True,
+        False,
+    ):  # until 1.5, from 3 to 5, from 8 to 9 while nobody reads
         activity.waiting(waiting)
     one, other = activity.enter(), activity.enter()
     activity.add(one, np.array([[1.0, 4.0]]))  # one thread reads from 1 to 4
     activity.add(other, np.array([[2.0, 3.0], [3.5, 6.0]]))  # another from 2 to 3 and from 3.5 to 6
     assert activity.reading_s == pytest.approx(5.0)
-    assert activity.waited_s == pytest.approx(2.0)
+    assert activity.waited_s == pytest.approx(2.5)
 
 
 def test_reads_at_random_times_cover_what_a_fine_grid_says():

@@ -129,8 +129,10 @@ def test_time_of_reading_and_waiting_is_what_a_grid_of_milliseconds_says(seed, m
     random = np.random.default_rng(seed)
     all_reads = [random_reads(random, number) for number in (300, 900, 900)]
     edges = np.unique(random.integers(0, 24_000, 40))[:-1]
-    activity, now = Activity(), 0
+    now = 0
     monkeypatch.setattr(counting, "clock", lambda: now / 1000)
+    activity = Activity()
+    activity.waiting(False)
     threads = [ReadStatistics(activity) for _ in all_reads]
     # In the order in which all of it happens.
     todo = [(int(edge), -1, bool(number % 2 == 0)) for number, edge in enumerate(edges)]
@@ -160,9 +162,10 @@ def test_time_of_reading_and_waiting_is_what_a_grid_of_milliseconds_says(seed, m
 def test_a_thread_that_has_handed_in_nothing_yet_holds_up_no_other(monkeypatch):
     """It waits for one slow file, say, while another reads thousands of times."""
     monkeypatch.setattr(counting, "SPANS_KEPT", 10)
-    times = iter([2.25, 4.5])
+    times = iter([0, 0, 2.25, 4.5])
     monkeypatch.setattr(counting, "clock", lambda: next(times))
     activity = Activity()
+    activity.waiting(False)
     fast, slow = activity.enter(), activity.enter()
     activity.waiting(True)
     activity.waiting(False)
