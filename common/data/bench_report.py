@@ -50,8 +50,8 @@ def run_all(
 
 def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
     """Compare each way's samples with the samples of the first way with the same batch size and sample type.
-    Returns, for each, "bit for bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. If one of
-    the two data sets is lossy, ``x`` may differ by any amount, but ``y`` must be equal."""
+    Returns for each way "bit for bit", the mean difference of ``x``, or "NO" if that difference exceeds ``close``.
+    If one of the two data sets is lossy, ``x`` may differ by any amount, but ``y`` must be equal."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     agreement = {}
     for way, figures in measured.items():
@@ -85,8 +85,8 @@ def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
 
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
-    """The share of a sample's processor time that is spent on decoding, checksums, normalisation and layout rather
-    than on reading its bytes. None if no bytes are read."""
+    """The fraction of the processor time per sample that is spent on decoding, checksums, normalisation and layout
+    rather than on reading its file. None if no bytes are read."""
     if not (figures.read and figures.cpu_s):
         return None
     return min(1.0, max(0.0, 1 - figures.read * ceilings.read_cpu_s / figures.cpu_s))
@@ -172,7 +172,7 @@ def content(
     ceilings: Ceilings,
     step_s: float | None,
 ) -> dict[str, Any]:
-    """Everything as the JSON of docs/reference/json.md."""
+    """All results, as the JSON described in docs/reference/json.md."""
     rows = []
     for way, rounds in measured.items():
         figures = medians(rounds)

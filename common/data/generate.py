@@ -1,4 +1,5 @@
-"""Generate a data set of many files with several ranks and processes, and resume after an interruption."""
+"""Generates a data set of many files with several ranks and processes; an interrupted generation can be
+resumed."""
 
 import json
 import multiprocessing
@@ -43,9 +44,9 @@ def require_outside(source: Path, out: Path) -> None:
 
 
 def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
-    """Make ``out`` the folder of a data set with these ``settings``, recorded in the file ``name``.
+    """Create the folder ``out`` for a data set with these ``settings``, which are recorded in its file ``name``.
 
-    Raises UserError if it contains anything else.
+    Raises UserError if ``out`` already contains a data set with different settings, or anything else.
     """
     path = out / name
     try:
@@ -85,8 +86,8 @@ def write_missing(
 
     A task has a key and its files (``folder/file``); ``write`` gets the key and the missing files. The ranks
     divide the tasks (which the progress bar calls ``unit``) among them; each rank uses ``workers`` processes.
-    Raises UserError, the same on all ranks, for a folder created with other ``settings``, a full disk, or a killed
-    worker.
+    Raises UserError, the same on all ranks, if the folder was created with different ``settings``, the disk is
+    full, or a worker is killed.
     """
 
     def find() -> list[tuple[Task, list[str]]]:
@@ -116,8 +117,8 @@ def write_manifest(out: Path, facts: dict[str, Any], files: int, world: World, w
 def write_manifest_of_converted(
     out: Path, facts: dict[str, Any], files: int, world: World, workers: int
 ) -> Manifest:
-    """``write_manifest`` after a conversion. Raises UserError, the same on all ranks, if ``out`` contains
-    more or fewer files than the converted ``files``."""
+    """Like ``write_manifest``, for a data set that was converted. Raises UserError, the same on all ranks, if
+    ``out`` contains more or fewer files than the converted ``files``."""
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
         there = count(len(converted.files), "file")
@@ -154,8 +155,8 @@ def in_processes(
     workers: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Result]:
-    """The results of ``work`` for every task, in order, computed by ``workers`` processes, or in this process if
-    one is enough.
+    """The results of ``work`` for every task, in order, computed by ``workers`` processes, or in this process if a
+    single process is enough.
 
     Raises what ``work`` raises, and UserError when a process was killed.
     """

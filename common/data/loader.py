@@ -46,7 +46,7 @@ class Reader(Protocol):
 
     @property
     def finish(self) -> Callable[[Sequence[Any], list[Any]], Any]:
-        """A function ``finish(arrays, results)`` that makes the batch from its arrays and what ``read`` returned
+        """A function ``finish(arrays, results)`` that creates the batch from its arrays and what ``read`` returned
         for each sample."""
 
 
@@ -111,22 +111,23 @@ class Source(Generic[Batch]):
     def assign(
         self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
     ) -> RankSamples:
-        """This rank's samples, as from ``assign_samples``, which gets ``sizes`` as keyword arguments."""
+        """This rank's samples. By default, ``assign_samples`` selects them, with ``sizes`` as keyword
+        arguments."""
         return assign_samples(dataset, staged, mode, world, **sizes)
 
     def for_epoch(self, samples: Any, draw: Draw | None) -> tuple[Reader, Callable[[int], Any]]:
-        """The reader of ``samples`` (from ``RankSamples``) for one epoch, and a function that returns the key of
-        sample i. ``draw`` is None in an evaluation."""
+        """The reader of ``samples`` (``train`` or ``evaluation`` of ``RankSamples``) for one epoch, and a function
+        that returns the key of sample i. ``draw`` is None for an evaluation."""
         return self, samples.__getitem__
 
     def finish(self, arrays: Sequence[Any], results: list[Any]) -> Any:
-        """As in ``Reader``. By default it returns the arrays and the sum of the results, which are sizes in
+        """Like ``Reader.finish``. By default, returns the arrays and the sum of the results, which are sizes in
         bytes."""
         return tuple(arrays), sum(results)
 
     def deliver(self, finished: Any) -> tuple[Batch, int]:
-        """The batch for the training loop made from what ``finish`` returned, and the number of bytes that it has
-        in storage. Called in this process, in order."""
+        """The batch for the training loop, made from what ``finish`` returned, and the number of bytes that its
+        samples have in storage. Called in this process, in the order of the batches."""
         batch: tuple[Batch, int] = finished
         return batch
 
@@ -139,10 +140,10 @@ class Source(Generic[Batch]):
 class Loader(Generic[Batch]):
     """The batches of one rank from ``source``, in the order of ``sharding``.
 
-    ``steps``, of one batch each, is the number that ``sharding.steps_per_epoch`` returned on all ranks. If the
-    ranks of a spatial group divide the reading, an iterator yields only every ``every``-th batch from ``first``
-    on. The caller may keep the batches. An iterator that is closed or dropped stops its threads or processes.
-    Errors in files are raised from the iterator as UserError.
+    ``steps``: training batches per epoch, as ``sharding.steps_per_epoch`` returned on all ranks. If the ranks of a
+    spatial group divide the reading, an iterator yields only every ``every``-th batch from ``first`` on. The
+    caller may keep the batches. An iterator that is closed or dropped stops its threads or processes. Errors in
+    files are raised from the iterator as UserError.
     """
 
     samples: RankSamples

@@ -53,7 +53,8 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Files(Sequence[File]):
-    """Files as columns, sorted by path: half a million files take 40 MB, and as objects six times as much.
+    """Files as columns, sorted by path: half a million files take 40 MB, a sixth of what separate objects would
+    take.
 
     ``names``: the paths, encoded as in the file system, each followed by a zero byte. ``sizes`` in bytes, int64
     [n]; ``crc32``, uint32 [n], valid where ``known``, bool [n], is true. ``starts``: where in ``names`` each path
@@ -150,15 +151,15 @@ class Files(Sequence[File]):
             start = end
 
     def outside(self) -> npt.NDArray[np.bool_]:
-        """Whether each file is outside folders, [n]."""
+        """A mask, bool [n], that is true for files outside all folders."""
         outside = np.zeros(len(self), np.bool_)
         for name, members in self.folders():
             outside[members] = not name
         return outside
 
     def _first(self, path: str, start: int) -> int:
-        """The first index from ``start`` on whose path does not sort before ``path``; the character after / is
-        0."""
+        """The first index from ``start`` on whose path does not sort before ``path``. The files of a folder end
+        where ``folder0`` would sort, because 0 follows / in ASCII."""
         return bisect_left(range(len(self)), path, start, key=lambda index: self[index].path)
 
 
@@ -207,7 +208,7 @@ LARGEST = 2**30
 
 
 def facts_of(root: Path) -> dict[str, Any]:
-    """The facts in the manifest of the folder ``root``; none without a manifest. Raises UserError like
+    """The facts in the manifest of the folder ``root``; empty if there is no manifest. Raises UserError like
     ``load``."""
     return load(root).facts if (root / NAME).exists() else {}
 
@@ -253,7 +254,8 @@ def load(root: Path) -> Manifest:
 
 
 def _digits(path: object, crc: object) -> str:
-    """A checksum as in version 1 of manifests. Raises ValueError if it is malformed."""
+    """The checksum ``crc`` of the file ``path`` as eight hexadecimal digits, from a manifest of version 1. Raises
+    ValueError if it is malformed."""
     if crc is None:
         return _UNKNOWN
     with suppress(ValueError, OverflowError):
@@ -404,8 +406,9 @@ def save(manifest: Manifest) -> None:
 
 
 def take(manifest: Manifest, **samples: int) -> Manifest:
-    """The part of a data set that a run needs: of each named folder, sorted by path, the given number of samples
-    from the first on; no other folders; all files outside folders. ``take(manifest, train=2048, validation=512)``.
+    """The part of a data set that a run needs: the first samples, sorted by path, of each named folder, and all
+    files outside folders. The samples needed from each folder are keyword arguments: ``take(manifest, train=2048,
+    validation=512)``.
 
     If each file of a folder contains several samples, all files are taken. If the files are archives (fact
     ``samples_per_archive``), only the archives with the first samples are taken.

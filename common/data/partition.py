@@ -79,9 +79,9 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> F
 def files_read_by_node(
     files: Sequence[File], node: int, nodes: int, mode: Mode, rings: int = 0
 ) -> list[File]:
-    """The files that staging reads from the source on ``node`` of ``nodes``, each with a target of its own.
-    ``rings``: with ``read_once``, the number of rings in which nodes forward the files that all of them store; 0
-    without it."""
+    """The files that staging reads from the source on ``node`` of ``nodes``, each to a separate place on this
+    node. ``rings``: with ``read_once``, the number of rings in which nodes forward the files that all of them
+    store; 0 without it."""
     if not rings or nodes == 1:
         return list(files_of_node(files, node, nodes, mode))
     alone, everywhere = held_by_one_or_all(Files.of(files), mode)
@@ -108,11 +108,11 @@ def files_of_ring(
 
 
 class Shards:
-    """The node that has each file in each epoch if nodes exchange files; the same on all ranks.
+    """Assigns files to nodes in each epoch if nodes exchange files; the result is the same on all ranks.
 
-    ``at_first``: the node of each file after staging, in epoch 0. A node has one slot per file that it has then.
-    Each later epoch assigns files to slots by a separate random permutation, seeded by the run's ``seed``, so it
-    does not depend on earlier epochs, and a node's share is a random sample of all files.
+    ``at_first``: the node of each file after staging, in epoch 0. Each node has as many slots as it has files in
+    epoch 0. Each later epoch assigns files to slots by a separate random permutation, seeded by the run's
+    ``seed``, so it does not depend on earlier epochs, and a node's share is a random sample of all files.
     """
 
     def __init__(self, at_first: Indices, seed: int) -> None:

@@ -59,10 +59,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Spent:
-    """What counters counted in a run. ``joules``: sum of the ``counters`` counters that could be read, on
-    ``nodes`` nodes. ``problems``: which counters it leaves out, and why. ``host``: the host concerned, empty if
-    the problems name it. ``readings``: number of readings of a counter; ``longest_gap_s``: longest time between
-    two readings; ``caps_w``: power limits at the end of the run; ``usage``: mean over the readings."""
+    """The energy counted in a run. ``joules``: sum over the counters that could be read; ``counters``: how many
+    they are, on ``nodes`` nodes. ``problems``: which counters are left out of the sum, and why. ``host``: name of
+    the node with these problems, empty if the problems name it. ``readings``: how often a counter was read;
+    ``longest_gap_s``: longest time between two readings; ``caps_w``: power limits at the end of the run;
+    ``usage``: mean over the readings."""
 
     measured: Measured
     source: str
@@ -107,8 +108,8 @@ def said(error: Exception) -> str:
 
 
 def answering(measured: Measured, source: str, reads: Mapping[str, Read], without: str) -> Counters:
-    """Counters from those ``reads`` that succeed; older devices have no counter. ``without``: the problem to
-    report if none succeeds."""
+    """Counters for those ``reads`` that succeed; older devices have no counter. ``without``: the problem to report
+    if none succeeds."""
     tried = {name: reading(read) for name, read in reads.items()}
     readable = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
     silent = {name: why for name, why in tried.items() if isinstance(why, str)}
@@ -121,8 +122,8 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
 
 
 def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """The problems of hosts, each listed once with the hosts that have it, since a thousand nodes may have the
-    same one. A problem of the host "" names its host itself."""
+    """The problems of the hosts, each listed once with the hosts that have it, since a thousand nodes may have the
+    same problem. The host is "" if the problem's text already names one."""
     hosts: dict[str, list[str]] = {}
     for host, problems in problems_by_host:
         for problem in problems:

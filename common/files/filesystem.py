@@ -67,7 +67,8 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for this user (XDG Base Directory Specification); it need not exist."""
+    """This user's cache folder, for files that can be created again (XDG Base Directory Specification); it need
+    not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mlhpc")
 
 
@@ -128,8 +129,8 @@ def require_new(path: Path) -> None:
 
 @contextmanager
 def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise an OSError as a UserError that names ``path``, ``what`` cannot be done with it, the reason, and the
-    file system if it is full."""
+    """Convert an OSError raised in the block to a UserError that names ``path``, what failed (``what``, such as
+    "cannot be read"), the reason, the ``remedy``, and the file system if it is full."""
     try:
         yield
     except OSError as error:

@@ -47,7 +47,7 @@ def unlock(folder: Path, fd: int) -> None:
 
 
 def _own() -> str:
-    """The name of this process's use files; a fork has its own."""
+    """The name of this process's use files; a forked process has different ones."""
     return f".use.{socket.gethostname()}.{os.getpid()}.{_TOKEN}"
 
 

@@ -34,9 +34,9 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def drop(path: Path) -> tuple[int, float]:
-    """``evict`` a file that is only read, opening it once. Returns its size in bytes, and its
-    ``resident_fraction`` afterwards. If pages remain in the cache and the file is this user's, it may be new, so
-    it is written to disk first. Raises OSError."""
+    """Drop the pages of a file that is usually only read, opening it once. Returns its size in bytes, and its
+    ``resident_fraction`` afterwards. If pages remain in the cache and this user owns the file, it may be newly
+    written, so it is synced to disk and its pages are dropped again. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(fd)

@@ -129,7 +129,7 @@ class _Layout:
 
     @property
     def origin(self) -> int:
-        """The position in a page from which offsets count."""
+        """The position in a page from which its offsets are counted."""
         return self.header if self.version == 3 else 0
 
     def number_and_kind(self, page: npt.NDArray[np.uint8]) -> tuple[int, int]:
@@ -262,7 +262,8 @@ def _beyond(size: int, number: int, page: int) -> _Damaged:
 
 
 def _read_into(fd: int, offset: int, data: npt.NDArray[np.uint8]) -> bool:
-    """Fill ``data`` from ``offset`` on; False if the file ends too early. Raises OSError."""
+    """Fill ``data`` with the file's bytes from ``offset`` on. Returns False if the file ends too early. Raises
+    OSError."""
     remaining = data.data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

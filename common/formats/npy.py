@@ -1,4 +1,4 @@
-"""The converted layout: ``data-*.npy`` contains the field of a sample, and ``label-*.npy`` its mask."""
+"""The converted layout: ``data-*.npy`` contains the field (image) of a sample, and ``label-*.npy`` its mask."""
 
 import io
 import math

@@ -52,7 +52,7 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Pack
 
 
 def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> bytes | bytearray:
-    """The bytes of the file that ``write_records`` writes."""
+    """The content of the file that ``write_records`` writes."""
     framed = bytearray()
     for record in records:
         length = struct.pack("<Q", len(record))
@@ -71,7 +71,8 @@ def compress(data: bytes | bytearray, packer: Packer) -> bytes:
 
 
 def packer_of(header: bytes) -> Packer | None:
-    """Which packer of ``compress`` wrote a gzip file, judging by its first 10 bytes; None if neither did."""
+    """The packer that wrote a gzip file, as named in ``compress``, judging by the file's first 10 bytes; None if
+    it is neither of the two."""
     if header[:2] == GZIP_MAGIC and len(header) >= 10:
         return next((packer for packer, system in _OS_OF_PACKER.items() if header[9] == system), None)
     return None
@@ -161,8 +162,8 @@ def _kind(head: bytes) -> str:
 def record_extents(path: Path) -> npt.NDArray[np.int64]:
     """Offset and length in bytes of the content of every record of a plain file, [records, 2].
 
-    Reads only the headers, so large files are cheap. Raises UserError naming the file when it
-    cannot be read, is not a plain TFRecord file, or is truncated.
+    Reads only the headers, so large files take little time. Raises UserError naming the file when it cannot be
+    read, is not a plain TFRecord file, or is truncated.
     """
     extents: list[tuple[int, int]] = []
     with _opened(path) as file:

@@ -31,7 +31,7 @@ def ranges(cores: Iterable[int]) -> str:
 
 
 def parse_ranges(text: str) -> Cores:
-    """The numbers in ``text``, which is in Linux's list format. Raises ValueError."""
+    """The numbers in ``text``, which is in Linux's list format. Raises ValueError if it is malformed."""
     numbers: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         if not (match := re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)):
@@ -103,9 +103,9 @@ def _named(bind: str) -> str:
 
 
 def bind_this_rank(option: str | None) -> None:
-    """Bind this process as ``asked``, if another launcher started it or it is the only rank. Other launchers
-    assign cores themselves, so their ranks are bound only if ``asked`` returns lists of cores. Raises
-    UserError."""
+    """Bind this process to the cores that ``asked`` returns. A rank started by ``mlhpc run`` is bound already.
+    Other launchers assign cores themselves, so their ranks are bound only if ``asked`` returns lists of cores.
+    Raises UserError."""
     if (bind := asked(option)) == "none":
         return
     rank = identify(os.environ)
@@ -186,7 +186,8 @@ def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("
 
 
 def _units(cores: Cores, ranks: int, root: Path) -> list[Cores]:
-    """The physical cores, each as its set of threads; the single threads if there are fewer cores than ranks."""
+    """The physical cores, each as the set of its hardware threads; if there are fewer cores than ranks, the single
+    hardware threads."""
     siblings = {
         core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
         & cores

@@ -26,7 +26,7 @@ a page may contain thousands of rows."""
 class Cell:
     """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), to
     twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
-    warning or expected. ``link``: where the text leads on a page, relative to the page."""
+    warning or expected. ``link``: the target of a link on the text, relative to the page."""
 
     text: str = ""
     notes: tuple[str, ...] = ()

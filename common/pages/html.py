@@ -96,7 +96,7 @@ def _resource(name: str) -> str:
 
 
 def _style() -> str:
-    """The style sheet, whose variables have the charts' palette."""
+    """The style sheet, with the charts' palette as CSS variables."""
     names = {"ink": charts.INK, "soft": charts.SOFT, "line": charts.LINE, "card": charts.CARD}
     names |= {"accent": charts.ACCENT, "bad": charts.BAD}
     names |= charts.PARTS | {f"c{n}": pair for n, pair in enumerate(charts.SERIES)}

@@ -1,5 +1,5 @@
 """The scripts that draw charts in a page: vega, vega-lite and vega-embed as one, from vl-convert. Bundling them
-takes as long as all else of a page, so the bundle is kept in the user's cache."""
+takes as long as all other work for a page, so the bundle is kept in the user's cache folder."""
 
 import atexit
 import os
@@ -23,8 +23,8 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 @cache
 def begin() -> str | Popen[bytes]:
-    """The scripts if they are kept; otherwise begin to bundle them, for a page that is rendered later. In a
-    process of its own, since vl-convert keeps the lock of the interpreter."""
+    """Return the scripts if they are in the cache folder. Otherwise start to bundle them, in a separate process
+    because vl-convert does not release the interpreter lock, and return that process; ``script`` waits for it."""
     with suppress(OSError), open(open_regular(_kept(), os.O_NOFOLLOW), "rb") as file:
         about = os.fstat(file.fileno())
         digest, _, scripts = file.read().partition(b"\n")

@@ -18,7 +18,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     ``group``: the ranks that share statistics in training (None: each rank has its own). ``frozen``: the module
     stays in evaluation mode, with the running statistics, while the rest of the network is trained. ``recompute``:
-    the modules that get its output recompute it in their backward pass instead of keeping it.
+    the modules that use the output recompute it in their backward pass instead of keeping it.
     """
 
     def __init__(self, features: int, *, relu: bool = False, momentum: float = 0.1) -> None:
@@ -193,7 +193,7 @@ class _Fused(torch.autograd.Function):
 
 def recompute_output(node: Any) -> Tensor:
     """The output of a batch norm, [b, channels, h, w] like its input, recomputed bit for bit from the input.
-    ``node``: the output's ``grad_fn``, before its backward pass is over. The output is recomputed once and kept
+    ``node``: the output's ``grad_fn``, before its backward pass has ended. The output is recomputed once and kept
     until the backward pass of the batch norm itself, which follows those of the modules that use the output."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
@@ -210,8 +210,8 @@ def _normalised(
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Let every ``group_size`` neighbouring ranks share batch-norm statistics; a single rank has none. All ranks
-    call it."""
+    """Let groups of ``group_size`` neighbouring ranks share batch-norm statistics. Does nothing if a group or the
+    world has only one rank. All ranks call it."""
     if 1 in (group_size, world.size):
         return
     assert isinstance(world, TorchWorld), "ranks that share statistics are connected by torch.distributed"

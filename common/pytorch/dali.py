@@ -38,8 +38,8 @@ class Pipeline(Reader, Protocol):
         """The data of a batch for ``external_source``."""
 
     def outputs(self, fn: ModuleType, types: ModuleType, feed: Callable[[], Any], key: Any) -> Any:
-        """The pipeline's output; called while the pipeline is being defined. ``feed``: its external source;
-        ``key``: the first sample's key."""
+        """The pipeline's output; called while the pipeline is being defined. ``feed``: the pipeline's external
+        source; ``key``: the first sample's key."""
 
     def collect(self, x: Tensor, batch: Any) -> Any:
         """The finished batch, made from the pipeline's output ``x``, [batch, ...], for the input ``batch``."""
@@ -52,7 +52,7 @@ def batches(
     reader: Pipeline, keys: Iterable[Sequence[Any]], *, feed: Feed, workers: int, device: str
 ) -> Generator[Any, None, None]:
     """The batches with these ``keys``, in order, read by ``feed``. DALI processes them with ``workers`` threads,
-    or, if ``device`` is not "cpu", on the GPU, where the batches then are. Raises UserError if DALI is not
+    or, if ``device`` is not "cpu", on the GPU, and leaves the batches there. Raises UserError if DALI is not
     installed, or, naming the file, if a file cannot be read."""
     dali, fn, types = load()
     batches = list(keys)

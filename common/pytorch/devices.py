@@ -131,8 +131,8 @@ def device_events(device: torch.device) -> RecordEvent | None:
 
 
 def device_ranges(device: torch.device) -> Ranges | None:
-    """Marks the spans of a run for the vendor's profiler: with NVTX for Nsight, ROCTX for rocprof (builds for ROCm
-    map NVTX calls to it), or ITT for VTune; None for a CPU."""
+    """The module that marks the spans of a run for the vendor's profiler: NVTX for Nsight and, in builds for ROCm,
+    which map NVTX calls to ROCTX, for rocprof; ITT for VTune. None for a CPU."""
     ranges: dict[str, Ranges] = {"cuda": torch.cuda.nvtx, "xpu": torch.profiler.itt}
     return ranges.get(device.type)
 
@@ -169,7 +169,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Make ``peak_memory`` count from now on."""
+    """Restart the measurement of ``peak_memory``."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
 
@@ -180,15 +180,15 @@ def random_state(device: torch.device) -> Any:
 
 
 def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
-    """Context manager that restores the random states of the host and of ``device`` at the end."""
+    """Context manager that, on exit, restores the random states of the host and of ``device``."""
     if not _is_accelerator(device):
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device.index], device_type=device.type)
 
 
 def without_graphs(device: torch.device, ranks: int) -> str:
-    """Why the steps of ``ranks`` ranks on ``device`` cannot be captured; empty if they can. Its requirements on
-    NCCL are those of PyTorch's documentation ("CUDA semantics", "Usage with DistributedDataParallel")."""
+    """Why the steps of ``ranks`` ranks on ``device`` cannot be captured; empty if they can. The requirements on
+    NCCL are from PyTorch's documentation ("CUDA semantics", "Usage with DistributedDataParallel")."""
     if device.type != "cuda" or torch.version.hip:
         return "it needs an NVIDIA GPU"
     if ranks > 1 and (version := torch.cuda.nccl.version()) < MIN_NCCL:
@@ -267,7 +267,8 @@ LOST = (
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
     """Raise UserError if a GPU (or the host, for a CPU) has too little memory for ``what``, or if a GPU has
-    failed. ``advice``: what would need less memory; empty if nothing would. Can also be used as a decorator."""
+    failed. ``advice``: what to change to need less memory; empty if nothing helps. Can also be used as a
+    decorator."""
     try:
         yield
     except (
@@ -301,8 +302,8 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
 
 
 def _failure(error: BaseException) -> str:
-    """The driver's message if this process's device has failed, whichever library raised the first ``error``;
-    otherwise empty. Does not wait for the device."""
+    """The driver's message if this process's device has failed; otherwise empty. The first ``error`` may come from
+    any library. Does not wait for the device."""
     try:
         if torch.accelerator.is_available():
             torch.accelerator.current_stream().query()

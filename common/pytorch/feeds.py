@@ -39,8 +39,8 @@ def feed_of(
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
 ) -> Feed:
     """The feed that ``loading.loader`` names: "threads" of this process, in the pool that ``threads`` opens;
-    "workers", worker processes; or "dali", whose reader is a ``dali.Pipeline``. Its tensors are on the host,
-    page-locked unless ``device`` is "cpu". ``ranks_on_node``: number of ranks that need memory at the same
+    "workers", worker processes; or "dali", whose reader is a ``dali.Pipeline``. The feed's tensors are on the
+    host, page-locked unless ``device`` is "cpu". ``ranks_on_node``: number of ranks that need memory at the same
     time."""
     if loading.loader == "workers":
         return partial(

@@ -39,7 +39,7 @@ class Traffic:
 @dataclass(frozen=True)
 class SpatialGroup:
     """This rank's position in its group. ``process_group``: the group's ranks in the order of ``plan``; ``first``:
-    the first one's rank in the world."""
+    rank in the world of the first of them."""
 
     plan: SlabPlan
     rank: int
@@ -58,7 +58,7 @@ class SpatialGroup:
         traffic: Traffic | None = None,
     ) -> None:
         """Send tensors to, and receive into tensors from, other ranks, which are numbered within the group.
-        Counted in ``traffic``, or else in the group's own counter."""
+        Bytes and seconds are counted in ``traffic``, or else in the group's own counter."""
         begin = time.perf_counter()
         group = self.process_group
         operations = [dist.P2POp(dist.irecv, tensor, self.first + peer, group) for peer, tensor in receives]
@@ -92,10 +92,10 @@ def gather(x: Tensor, level: int, group: SpatialGroup) -> Tensor:
     """The whole volume after ``level`` halvings, on every rank of the group, from the slabs ``x`` [b, channels, d,
     h, w].
 
-    All ranks of the group must do the same computation with it: in the backward pass each keeps the gradient of
-    its own slab, times the size of the group. The mean of the gradients over all ranks then equals the gradient of
-    the undivided network, both for weights before the gathering (whose gradients are parts of a sum) and for
-    weights after it (whose gradients are equal).
+    All ranks of the group must do the same computation with the volume: in the backward pass, each rank keeps the
+    gradient of its own slab, multiplied by the size of the group. The mean of the gradients over all ranks then
+    equals the gradient of the undivided network, both for weights before the gathering (whose gradients are parts
+    of a sum) and for weights after it (whose gradients are equal).
     """
     whole: Tensor = _Gather.apply(x, level, group)
     return whole

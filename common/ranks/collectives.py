@@ -1,5 +1,5 @@
-"""Work done by each rank whose failure on one rank must be raised on all ranks; otherwise the others would wait
-for the failed rank."""
+"""Runs work on each rank and raises a failure of any rank on all ranks, which would otherwise wait for the failed
+rank."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast

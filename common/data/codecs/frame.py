@@ -179,8 +179,8 @@ def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is a frame of full length, which a file truncated by a power cut is not. Only the header and
-    the list of sections are read. Raises OSError."""
+    """Return whether a file is a complete frame; a file truncated by a power cut is not. Only the header and the
+    list of sections are read. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES + _SECTION.size * _MOST_SECTIONS)
         size = os.fstat(file.fileno()).st_size

@@ -96,8 +96,9 @@ def normalise(
     """``out = (rows - shift) * scale``, rounded to ``sample_dtype``: ``rows`` and ``out`` contiguous [rows, n],
     which may share memory if both are float32, ``shift`` and ``scale`` float32 [n].
 
-    Returns -1, or the index of the first row with a value that is not finite; that row and all later ones are left
-    unchanged. Returns None, with nothing done, if the library was not compiled.
+    Returns -1 if all values are finite; otherwise the index of the first row with a value that is not, and leaves
+    that row and all later ones of ``out`` unchanged. Returns None and does nothing if the library was not
+    compiled.
     """
     compiled = library()
     if compiled is None:
