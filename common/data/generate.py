@@ -142,8 +142,8 @@ def missing(out: Path, names: Sequence[str], check: Callable[[str], bool] | None
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file with its final name is complete, judged by its size, its beginning and its end: after a power
-    cut, a file that was not synced may be empty or truncated. Raises OSError."""
+    """Return whether a file with its final name is complete, judged by its size, its beginning and its end: after
+    a power cut, a file that was not synced may be empty or truncated. Raises OSError."""
     if path.suffix == ".mlc":
         return frame.is_whole(path)
     return path.stat().st_size > 0 and (path.suffix != archive.SUFFIX or zipfile.is_zipfile(path))

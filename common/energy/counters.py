@@ -90,7 +90,7 @@ def widest(by_kind: Mapping[str, float]) -> float | None:
 
 
 def stood_still(measured: str, joules: float, seconds: float) -> bool:
-    """Whether ``joules`` counted in ``seconds`` reveal a broken counter, as in virtual machines."""
+    """Return whether ``joules`` counted in ``seconds`` reveal a broken counter, as in virtual machines."""
     return measured != "accelerators" and seconds >= STILL_S and joules == 0
 
 

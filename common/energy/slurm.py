@@ -43,7 +43,7 @@ def plugin() -> str:
 
 
 def counts_nodes(name: str) -> bool:
-    """Whether the plugin ``name`` counts a whole node."""
+    """Return whether the plugin ``name`` counts a whole node."""
     return name in _WHOLE_NODE
 
 

@@ -69,7 +69,7 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
 
 
 def _is_amd(root: Path) -> bool:
-    """Whether the processors are made by AMD, or by Hygon to the same design."""
+    """Return whether the processors are made by AMD, or by Hygon to the same design."""
     return (
         re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", text(root / "proc/cpuinfo"), re.M)
         is not None

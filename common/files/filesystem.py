@@ -48,7 +48,7 @@ def filesystem_of(path: Path) -> FileSystem:
 
 
 def flock_reaches_other_nodes(path: Path) -> bool:
-    """Whether other nodes that mount the file system of ``path`` see flock(2) locks.
+    """Return whether other nodes that mount the file system of ``path`` see flock(2) locks.
 
     On Lustre, only with the mount option ``flock``: ``localflock`` is local to the node (mount.lustre(8)). On NFS,
     not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong to one node.

@@ -67,7 +67,7 @@ def unregister(folder: Path) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process uses ``folder``. Removes the use files of dead processes."""
+    """Return whether another process uses ``folder``. Removes the use files of dead processes."""
     used = False
     for path in folder.glob(".use.*"):
         if path.name == _own():
@@ -91,7 +91,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _is_dead(path: Path, fd: int) -> bool:
-    """Whether the process that created the use file ``path``, open as ``fd``, has definitely ended."""
+    """Return whether the process that created the use file ``path``, open as ``fd``, has definitely ended."""
     host, _, pid = path.name.removeprefix(".use.").rpartition(".")[0].rpartition(".")
     is_local = host == socket.gethostname()
     try:
@@ -104,8 +104,8 @@ def _is_dead(path: Path, fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock on the file, as far as its file system reveals it. False if the file
-    cannot be opened."""
+    """Return whether a living process holds a lock on the file, as far as its file system reveals it. False if the
+    file cannot be opened."""
     try:
         # NFS grants an exclusive lock only on a file that is open for writing.
         mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY

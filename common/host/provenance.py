@@ -165,7 +165,8 @@ def compiled_parts() -> dict[str, bool]:
 
 
 def extras() -> dict[str, bool]:
-    """Whether the packages of each extra are installed, for the extras that do not belong to a benchmark."""
+    """Return whether the packages of each extra are installed, for the extras that do not belong to a
+    benchmark."""
     return {name: all(find_spec(package) for package in needed) for name, needed in EXTRAS.items()}
 
 

@@ -65,7 +65,7 @@ class Table:
         return not self.rows
 
     def is_number(self, column: int) -> bool:
-        """Whether a column contains numbers, which are aligned to the right."""
+        """Return whether a column contains numbers, which are aligned to the right."""
         return column >= self.text_columns and column not in self.prose
 
     @property

@@ -135,7 +135,7 @@ class _Trained(torch.autograd.Function):
 
 
 def _can_fuse(x: Tensor) -> bool:
-    """Whether the kernels in ``common/kernels/batchnorm.py`` support ``x`` in training."""
+    """Return whether the kernels in ``common/kernels/batchnorm.py`` support ``x`` in training."""
     fits = x.dim() == 4 and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last)
     return fits and run_on(x)
 

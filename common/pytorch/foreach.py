@@ -12,8 +12,8 @@ from mlhpc.common.kernels.operators import stands_in
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor``, of any shape, is on a CPU. A fake tensor (``profile.fake_tensors``) represents one on a
-    GPU."""
+    """Return whether ``tensor``, of any shape, is on a CPU. A fake tensor (``profile.fake_tensors``) represents
+    one on a GPU."""
     return tensor.device.type == "cpu" and not stands_in(tensor)
 
 

@@ -23,7 +23,7 @@ class RankInfo:
     ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname``: the launcher's
     name for this node; None if it has none. ``hosts``: the nodes in order; empty if unknown. ``leader``: the node
     of rank 0, and ``ports`` its possible ports; None and empty if the launcher does not report them. ``token``: a
-    text that all ranks of this launch share, and no other launch.
+    string that is the same on all ranks of this launch and differs between launches.
     """
 
     launcher: Launcher = "none"
@@ -50,8 +50,8 @@ def identify(env: Mapping[str, str]) -> RankInfo:
     step of Slurm, never the reverse. A batch script has SLURM_PROCID too, but is not a job step:
     without srun it starts one rank, as in a plain shell.
 
-    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of
-    a launcher that is not supported: taken as the only one, it would be one of several runs side by side.
+    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and if the launcher is
+    not supported, because each of its ranks would then start a run of its own.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
         if info := launcher(env):
@@ -125,8 +125,8 @@ def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
-    """From RANK and WORLD_SIZE. If either is set by hand there are several ranks, so a single rank would be
-    wrong."""
+    """This rank's position from RANK and WORLD_SIZE. If a user sets either variable, there are several ranks, so
+    running as a single rank would be wrong. Raises UserError if other variables are missing."""
     present = [name for name in ("RANK", "WORLD_SIZE") if name in env]
     missing = [name for name in (*_TORCH, "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if present and missing:
@@ -145,7 +145,8 @@ def _torch_variables(env: Mapping[str, str]) -> RankInfo:
 
 
 def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
-    """From horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
+    """This rank's position from horovodrun with Gloo. With MPI, horovodrun calls mpirun, and the ranks see
+    mpirun's variables."""
     names = (
         f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     )
@@ -153,8 +154,8 @@ def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 and IBM's jsrun work
-    similarly."""
+    """This rank's position from Open MPI (https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html).
+    MVAPICH2 and IBM's jsrun set similar variables."""
     for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"):
         if f"{prefix}RANK" in env:
             return _mpirun(env, prefix, f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
@@ -162,8 +163,8 @@ def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _pmi(env: Mapping[str, str]) -> RankInfo | None:
-    """MPICH and Intel MPI always set MPI_LOCALRANKID. Cray's PMI_LOCAL_RANK and PALS_LOCAL_RANKID may also come
-    from srun (by its plugin mpi/cray_shasta), which then counts the ranks."""
+    """This rank's position from PMI. MPICH and Intel MPI always set MPI_LOCALRANKID. Cray's PMI_LOCAL_RANK and
+    PALS_LOCAL_RANKID may also come from srun (by its plugin mpi/cray_shasta), which then counts the ranks."""
     if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:
         return _mpirun(env, "PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if "PMI_RANK" in env and "PMI_LOCAL_RANK" in env and "SLURM_STEP_ID" not in env:
@@ -178,7 +179,7 @@ def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: st
 
 
 def _srun(env: Mapping[str, str]) -> RankInfo | None:
-    """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
+    """This rank's position from srun (https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
 
     SLURM_STEP_* describe this job step, whereas SLURM_NTASKS may describe the job. SLURM_LAUNCH_NODE_IPADDR is
     not used because it is the host on which srun was called, which may be a login node.
@@ -285,7 +286,7 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
 def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
     """Number of cores that the process which started this rank may run on. In Slurm, where that process is a
     daemon outside the job, it is the job step's cores on this node (srun(1), SLURM_CPUS_ON_NODE), or else this
-    rank's."""
+    rank's cores."""
     if info.launcher == "srun" and "SLURM_CPUS_ON_NODE" in env:
         return number(env, "SLURM_CPUS_ON_NODE")
     try:

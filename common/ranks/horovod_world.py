@@ -131,7 +131,7 @@ def _take_one_gpu(local_rank: int) -> None:
 
 
 def _uses_mpi() -> bool:
-    """Whether srun --mpi=pmix started this rank, Horovod can use MPI, and the site did not choose Gloo."""
+    """Return whether srun --mpi=pmix started this rank, Horovod can use MPI, and the site did not choose Gloo."""
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
@@ -213,7 +213,7 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
 
 
 def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> RollCall:
-    """The roll call if only Horovod can reach rank 0: it broadcasts rank 0's address."""
+    """Call the roll when only Horovod can reach rank 0: Horovod broadcasts rank 0's address."""
     listener = None
     rendezvous: dict[str, Any] = {}
     if info.rank == 0:

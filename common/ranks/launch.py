@@ -102,10 +102,11 @@ def _tree(
 
 @contextmanager
 def joined(framework: Framework) -> Iterator[World]:
-    """``connect``, and disconnect cleanly at the end of the block; if it raises, tell the other ranks the reason.
+    """Context manager: ``connect``, and disconnect cleanly at the end of the block. If the block raises, tell the
+    other ranks the reason.
 
     A ``UserError`` that another rank prints, either because rank 0 raises the same error or because a rank reports
-    this one as lost, is raised as ``AlreadyReported``, so that a run prints it only once.
+    this rank as lost, is raised as ``AlreadyReported``, so that a run prints it only once.
     """
     world = connect(framework)
     try:

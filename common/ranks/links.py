@@ -47,7 +47,7 @@ class Port:
 
 @contextmanager
 def listening(world: World) -> Iterator[Port]:
-    """Open a port on each rank on which it listens for the others. Called by all ranks."""
+    """Open a port on which this rank listens for the other ranks. Called by all ranks."""
     homes = world.gather((world.node, world.address))
     # Ranks on rank 0's node may know only its loopback address; then another rank of that node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))

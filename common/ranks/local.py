@@ -53,7 +53,8 @@ def run_local(
     prefixed by the rank, such as ``[rank 1]``. When a rank ends with an error, the others are terminated, and its
     status is returned: 128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after
     SIGTERM. ``memory``: as for ``ended_by``. ``cores``: the cores of each rank; empty: all ranks may use all
-    cores. Raises ``UserError`` under another launcher, each of whose ranks would start ``ranks`` more.
+    cores. Raises ``UserError`` under another launcher, because each of that launcher's ranks would start ``ranks``
+    processes.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -96,8 +97,8 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def _bound(cores: AbstractSet[int] | None) -> Iterator[None]:
-    """Processes that this thread starts in the block may run only on ``cores`` (None: on all cores of this
-    process)."""
+    """Context manager: processes that this thread starts in the block may run only on ``cores`` (None: on all
+    cores of this process)."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -54,7 +54,7 @@ class Rendezvous:
 @dataclass(frozen=True)
 class Peer:
     """A rank's entry in the roll call. ``port``: the port on which it listens for other ranks (0 if it does not).
-    ``address``: that of its node, which rank 0 fills in."""
+    ``address``: the address of its node, which rank 0 fills in."""
 
     rank: int
     hostname: str
@@ -186,7 +186,7 @@ def _ends(sock: socket.socket) -> tuple[str, str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is valid only on this machine, or is empty because it is unknown."""
+    """Return whether an address is valid only on this machine, or is empty because it is unknown."""
     return address.startswith("127.") or address in ("::1", "")
 
 
@@ -315,8 +315,8 @@ def _find_above(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -
 
 
 def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Iterator[tuple[str, int]]:
-    """The addresses to try, again and again: until the time ``until``, only that of the node's first rank, and
-    from then on also rank 0's."""
+    """Yield the addresses to try, again and again: until the time ``until``, only addresses of the node's first
+    rank, and from then on also those of rank 0."""
     while True:
         below = me.local_rank > 0 and rendezvous.node_ports
         if below:
@@ -327,7 +327,8 @@ def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Ite
 
 
 def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connection:
-    """A connection to the listener at ``host`` and ``port``, if that has ``proof``. Raises like ``introduce``."""
+    """A connection to the listener at ``host`` and ``port``, if the listener has the same ``proof``. Raises like
+    ``introduce``."""
     sock = _connected(host, port)
     try:
         introduce(sock, proof, hello, GREETING_S)
@@ -352,6 +353,6 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _some(things: Iterable[object]) -> str:
-    """A list for a message: all ``things``, or the first few and their number."""
+    """``things`` as a list for a message: all of them, or the first few and their total number."""
     words = [str(thing) for thing in things]
     return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])}, … ({len(words)} in total)"

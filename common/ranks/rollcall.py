@@ -153,15 +153,15 @@ class RollCall:
             self._send_all(fail=reason)
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints the reason instead. That is rank 0 if it fails for the same
-        kind of reason, and otherwise the rank that reports this one as lost. Waits until this is decided."""
+        """Return, after ``fail``, whether another rank prints the reason instead: rank 0 if it fails for the same
+        kind of reason, otherwise the rank that reports this one as lost. Waits until this is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
         # Rank 0 may add the remedy.
         return reason is not None and any(_kind(each).startswith(_kind(reason)) for each in self._printed)
 
     def close(self) -> None:
-        """Leave. From then on this rank reports no losses, and does not count as lost itself.
+        """Leave the roll call. From then on this rank reports no losses, and does not count as lost itself.
 
         The connections are closed once the other side has read the goodbye. Closing a socket with unread data
         would reset it; a reset discards the goodbye on the other side, which would then detect a loss.
@@ -283,7 +283,8 @@ class RollCall:
         self._send_to([self._above], {"lost": reason, "of": rank, "phase": phase})
 
     def _hear(self, rank: int) -> None:
-        """On a failing rank: stop waiting if ``rank``, which has left, is the one that would decide."""
+        """On a failing rank: stop waiting if ``rank``, which has left, is the rank that would decide who prints
+        the reason."""
         if rank in (_acting(self.me.rank), self._above):
             self._answered.set()
 

@@ -53,8 +53,8 @@ class Tree:
 
     @classmethod
     def grow(cls, rank: int, roll_call: RollCall, listener: socket.socket) -> Self:
-        """Connect the tree; ``listener`` is this rank's, whose port is in the roll. Called by all ranks that
-        answered the roll call.
+        """Connect the tree; ``listener``: this rank's listening socket, whose port is in the roll. Called by all
+        ranks that answered the roll call.
 
         Connections without the launch's proof are rejected. Raises ``UserError``.
         """
@@ -83,7 +83,7 @@ class Tree:
         return data
 
     def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
-        """The ``values`` of all ranks, combined in an order that depends only on their number."""
+        """The ``values`` of all ranks, combined in an order that depends only on the number of ranks."""
         own = np.array(values, dtype=np.float64)
         for child in self.children:
             own = combine(own, np.frombuffer(_receive(child)).reshape(own.shape))
@@ -114,9 +114,9 @@ class Tree:
 
 @dataclass(frozen=True)
 class Mpi(Tree):
-    """The same collectives with MPI, if MPI started the ranks. ``mpi``: the module of mpi4py. The collectives
-    sleep while waiting, since the processors may be busy reading or computing; MPI itself would wait in a busy
-    loop."""
+    """The collectives of ``Tree``, carried out by MPI if MPI started the ranks. ``mpi``: the module of mpi4py. The
+    collectives sleep while waiting, since the processors may be busy reading or computing; MPI itself would wait
+    in a busy loop."""
 
     mpi: Any
 
@@ -203,7 +203,7 @@ def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
 
 @dataclass(frozen=True)
 class SocketWorld:
-    """A ``World`` without a framework, and the base class of those with one."""
+    """A ``World`` without a framework, and the base class of the worlds of frameworks."""
 
     info: RankInfo
     roll_call: RollCall
@@ -276,11 +276,11 @@ class SocketWorld:
         self.tree.barrier()
 
     def sum(self, values: npt.ArrayLike) -> Floats:
-        """As in ``World``, of the shape of ``values``."""
+        """As in ``World``; the result has the same shape as ``values``."""
         return self.tree.reduce(np.add, values)
 
     def max(self, values: npt.ArrayLike) -> Floats:
-        """As in ``World``, of the shape of ``values``."""
+        """As in ``World``; the result has the same shape as ``values``."""
         return self.tree.reduce(np.maximum, values)
 
     def broadcast(self, obj: T) -> T:
@@ -293,8 +293,8 @@ class SocketWorld:
         return wire.decode_all(self.tree.gather(wire.encode(obj)))
 
     def fail(self, reason: str) -> None:
-        """As in ``World``. An error of a connection or of the framework may be a symptom of a lost rank; then this
-        waits for the roll call to report that rank."""
+        """As in ``World``. An error of a connection or of the framework may be a symptom of a lost rank; in that
+        case, wait for the roll call to report that rank."""
         broken = reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError"))
         if broken or any(symptom in reason for symptom in self.SYMPTOMS):
             self.roll_call.wait_for_loss(SYMPTOM_S)  # the roll call identifies the lost rank

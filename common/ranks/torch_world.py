@@ -80,8 +80,8 @@ class TorchWorld(SocketWorld):
         return group if self.rank in ranks else None
 
     def neighbours(self, size: int) -> dist.ProcessGroup:
-        """This rank's process group, if each ``size`` neighbouring ranks form a group. Called by all ranks of the
-        world, whose number is a multiple of ``size``."""
+        """This rank's process group, if every ``size`` neighbouring ranks form a group. Called by all ranks of the
+        world; their number must be a multiple of ``size``."""
         groups = [self.group(range(first, first + size)) for first in range(0, self.size, size)]
         own = groups[self.rank // size]
         assert own is not None

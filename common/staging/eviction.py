@@ -1,4 +1,5 @@
-"""Before a run, drops the files of its data set that each node will read from the page caches of all nodes."""
+"""Drops files of the data set from the page cache of every node before a run: on each node, the files that it will
+read."""
 
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ HOOK = "MLHPC_DROP_CACHES"
 
 
 class Eviction(NamedTuple):
-    """Sums over all ranks: files that were opened, their bytes, and files with pages still in memory. Also the
+    """Sums over all ranks: files opened, their total size in bytes, and files with pages still in memory. Also the
     seconds that the slowest rank took."""
 
     files: int
@@ -31,7 +32,7 @@ class Eviction(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no page is left on any node, as far as is known."""
+        """Whether, as far as is known, no node has pages of these files in memory."""
         return self.kept == 0
 
 

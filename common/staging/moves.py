@@ -88,8 +88,8 @@ def _with_column(values: Indices, width: int, column: Indices) -> Indices:
 
 
 def _alternating(received: Indices) -> npt.NDArray[np.bool_]:
-    """Whether each file [files] belongs to the second half of the steps. Of the files at 2i and 2i + 1, which
-    share a sender, exactly one does, and so does exactly one of those at ``received[2i]`` and ``received[2i +
+    """A mask [files] of the files that belong to the second half of the steps. Exactly one of the files at 2i and
+    2i + 1, which share a sender, belongs to it, and exactly one of those at ``received[2i]`` and ``received[2i +
     1]``, which share a receiver."""
     other = np.empty_like(received)
     other[received[::2]], other[received[1::2]] = received[1::2], received[::2]

@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's share of the files. ``alone``: files that it reads from the source for its own node only.
-    ``passed``: the files of its ring; ``readers``: for each, the position in the ring of the rank that reads it
-    from the source. ``ring``: the ranks of the ring in order; empty for a rank that is in no ring."""
+    """A rank's share of the files. ``alone``: files that the rank reads from the source for its own node only.
+    ``passed``: the files of its ring; ``readers``: for each of these files, the position in the ring of the rank
+    that reads it from the source. ``ring``: the ranks of the ring in order; empty for a rank that is in no ring.
+    """
 
     alone: Sequence[File]
     passed: Sequence[File] = ()
@@ -189,10 +190,10 @@ def copy_and_pass_on(
     advance: Callable[[int], None],
 ) -> list[T]:
     """Copy the files that this rank reads from the source with ``copy``, and forward and receive those of its
-    ring. Returns what ``report`` makes of the copied and received files on every rank.
+    ring. Returns, for every rank, the result of its ``report`` on the files that it copied and received.
 
-    Called by all ranks. Raises UserError, the same on all ranks; if one rank's error ended the others, it is that
-    error.
+    Called by all ranks. Raises UserError, the same on all ranks; if one rank's error broke the connections of
+    other ranks, that error is raised.
     """
     files, readers = _lacking_somewhere(world, share, todo)
     received: list[File] = []

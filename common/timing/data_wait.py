@@ -6,7 +6,8 @@ any rank**. The rest of an interval is the step: computing, and waiting for rank
 an interval is a step of the optimizer with all its accumulated batches; an evaluation is a single interval.
 
 The waits of one rank are not enough: while another rank waits for its files, this one waits for that rank within
-its step. Neither is the largest of the ranks' sums, because in each step a different rank's file may be slow.
+its step. The largest of the ranks' sums is not enough either, because in each step a different rank's file may be
+slow.
 
 Each rank keeps its waits in memory, and they are reduced once the clock has stopped.
 """

@@ -119,8 +119,9 @@ class Profile:
     passes of ``batch`` samples per rank, and an update. ``modules``: the modules with weights, in the order in
     which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously to
     the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: median seconds
-    per step of the same number of steps without a profiler. ``launches``: those of one step, if counted.
-    ``memory``: peak bytes of PyTorch's tensors in those steps; None on a CPU and for TensorFlow."""
+    per step of the same number of steps without a profiler. ``launches``: the launches of one step, if counted.
+    ``memory``: peak bytes of PyTorch's tensors in the steps without a profiler; None on a CPU and for TensorFlow.
+    """
 
     device: str
     batch: int
@@ -192,8 +193,8 @@ class Feed:
         return batch
 
     def reading(self, steps: int, passes: int = 1) -> Reading | None:
-        """The input of the ``steps`` steps of ``passes`` batches since ``start``. Then reads the same number of
-        batches of another epoch without computing, to measure the loader alone."""
+        """The input of the ``steps`` steps of ``passes`` batches since ``start``. Afterwards, reads the same
+        number of batches of a different epoch without computing, to measure the loader alone."""
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps

@@ -94,7 +94,7 @@ class RunLog:
         """Open the files in the existing folder ``out``. Raises UserError if they cannot be written.
 
         ``meter``: measures the energy of the span ``run``, which is recorded in the note ``energy``. It must be
-        given on all ranks or on none.
+        passed on all ranks or on none.
         """
         self.out = out
         self.ranges: Ranges | None = None
@@ -151,8 +151,8 @@ class RunLog:
     def span(self, name: str, *, sync: bool = False, **tags: Any) -> Iterator[dict[str, Any]]:
         """Record an interval. With ``sync``, it starts when the last rank has reached it and ends when the slowest
         has finished; otherwise it is local to this rank, and nothing waits. If an exception passes through, the
-        interval's end is recorded with that exception. Yields its tags; tags that are changed inside, such as
-        ``step``, are recorded with their new values at the end."""
+        interval's end is recorded with that exception. Yields the interval's tags; tags that are changed in the
+        block, such as ``step``, are recorded with their new values at the end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"

@@ -1,4 +1,5 @@
-"""Waits as a computation would take time: exactly until the deadline, and without starving reader threads."""
+"""Waits as long as an emulated computation takes: exactly until the deadline, and without starving reader
+threads."""
 
 import ctypes
 import os
@@ -60,13 +61,13 @@ def give_way() -> None:
 
 @cache
 def _others_are_busy() -> bool:
-    """Whether the number of runnable threads in the last minute was more than twice the number of cores.
+    """Return whether the number of runnable threads in the last minute was more than twice the number of cores.
     Determined only once, before this process has threads of its own."""
     return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
 
 
 def _keep_io_priority() -> bool:
-    """Make this thread's I/O priority independent of its CPU priority; returns whether it is."""
+    """Make this thread's I/O priority independent of its CPU priority; returns whether that succeeded."""
     numbers = _IOPRIO.get(platform.machine())
     if numbers is None:
         return False

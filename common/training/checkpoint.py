@@ -101,7 +101,7 @@ def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
 
 def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
     """Every array by its name, as it was saved. The last member, ``contents``, is a copy of the archive's
-    directory, because a damaged directory can confuse members. Checkpoints of version 0.1 do not have it; for them
+    directory, because a damaged directory can mix up members. Checkpoints of version 0.1 do not have it; for them
     only the checksum of each member is verified. Raises ValueError or zipfile's errors."""
     members = archive.infolist()
     arrays = {info.filename.removesuffix(".npy"): _read(archive, info) for info in members}

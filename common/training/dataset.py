@@ -141,8 +141,8 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
 
 def format_of(run: Run, dataset: Manifest, staged: Path | None, world: World) -> dict[str, Any]:
     """How a data set is stored and shuffled, for the log: its codec and error bound, this machine's decoder, the
-    number of samples per file if they were packed before the run, the version of their generator, and the scope of
-    the shuffle. ``staged``: the folder that the data set is staged to; None if it is read in place."""
+    number of samples per file if they were packed before the run, the version of the data set's generator, and the
+    scope of the shuffle. ``staged``: the folder that the data set is staged to; None if it is read in place."""
     how = run.staging
     names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT, "generator")
     return (

@@ -61,8 +61,8 @@ def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
 def mean_quality(
     results: Sequence[tuple[SupportsFloat, SupportsFloat]], world: World, *, counts: bool = True
 ) -> float:
-    """The mean over all ranks of an evaluation. ``results``: for each batch of this rank, a sum and the number of
-    values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
+    """The mean of an evaluation's values over all ranks. ``results``: for each batch of this rank, a sum and the
+    number of values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
     own = [total([result[i] for result in results]) for i in range(2)]
     whole, number = world.sum(own if counts else (0, 0))
     return float(whole / number)

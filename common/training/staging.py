@@ -65,8 +65,8 @@ def exchanging(
 
     With ``run.staging.exchange`` and several nodes, nodes exchange their training files before every epoch except
     the first, in a span "exchange"; the metric ``exchange_bytes`` counts the bytes that all nodes sent. The space
-    for all epochs is reserved before the first. Otherwise the training samples stay the same; evaluation samples
-    always do. Called by all ranks. Raises UserError, the same on all ranks.
+    for all epochs is reserved before the first epoch. Otherwise the training samples stay the same. Evaluation
+    samples always stay the same. Called by all ranks. Raises UserError, the same on all ranks.
     """
     how = run.staging
     if staged is None or shuffle_scope(how.mode, world.nodes, how.exchange) != "global":
