@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 SETTINGS = ".simulation.json"
 """The file that records how the files in its folder were generated, so that a restart never mixes two data sets.
-Being hidden, it is not staged."""
+The file is hidden, so it is not staged."""
 
 
 def require_outside(source: Path, out: Path) -> None:
@@ -199,7 +199,7 @@ def _interruptible(work: Callable[[Task], Result], task: Task) -> Result:
         return work(task)
     except KeyboardInterrupt:
         blocked()
-        signal.raise_signal(signal.SIGINT)  # pending again: it ends the tasks that this process already has
+        signal.raise_signal(signal.SIGINT)  # stays pending, to end this process's remaining tasks
         raise
     finally:
         blocked()

@@ -204,7 +204,7 @@ class Manifest:
 
 
 LARGEST = 2**30
-"""Maximum size of a manifest in bytes; each file takes about 70 bytes, with three commas."""
+"""Maximum size of a manifest in bytes; the entry of each file takes about 70 bytes and has three commas."""
 
 
 def facts_of(root: Path) -> dict[str, Any]:

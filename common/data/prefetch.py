@@ -53,6 +53,6 @@ def read_batches(
         for keys in batches:
             waiting.append(begin(keys))
             if len(waiting) > prefetch:
-                yield end(*waiting.popleft())  # no name is bound to it: only the caller may hold a batch
+                yield end(*waiting.popleft())  # not bound to a name: only the caller keeps the batch alive
         while waiting:
             yield end(*waiting.popleft())

@@ -155,7 +155,7 @@ class Sum:
     def start(self) -> None:
         """Read the counters for the first time."""
         if self.counters.usage:
-            self.counters.usage()  # its rates are computed between two readings
+            self.counters.usage()  # the first of the two readings that a rate needs
         self._started = self._read_at = self._clock()
         for name, read in self.counters.reads.items():
             self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0

@@ -31,7 +31,7 @@ Measurement Rules)."""
 HALT_S = 5.0
 """Seconds to wait, at the end of a run, for a reading in progress, since a driver may block forever."""
 Record = Callable[[str, float, bool], None]
-"""Gets the kind of counter, its joules, and whether all counters of the node are included."""
+"""Called with the kind of counter, its joules, and whether all counters of the node are included."""
 
 
 def counters_of_node(

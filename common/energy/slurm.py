@@ -97,7 +97,7 @@ def samples(names: Sequence[str]) -> dict[str, Sample] | None:
     try:
         nodes = json.loads(answer).get("nodes", ())
         by_node = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
-    except (ValueError, AttributeError, TypeError):  # another program's output
+    except (ValueError, AttributeError, TypeError):  # not the output of scontrol
         return None
     return {name: sample for name, sample in by_node.items() if sample and name in asked}
 

@@ -102,7 +102,8 @@ def cray(measured: Measured, root: Path = Path("/")) -> Counters:
         source += ": " + ", ".join(path.name.removesuffix("_energy") for path in files)
     reads: dict[str, Read] = {path.name: partial(_cray_figure, path) for path in files}
     limits = [path.with_name(path.name.replace("energy", "power_cap")) for path in files]
-    caps = [partial(_cray_figure, path) for path in limits if path.exists() and _cray_figure(path)]  # 0: none
+    # A power cap of 0 means that there is none.
+    caps = [partial(_cray_figure, path) for path in limits if path.exists() and _cray_figure(path)]
     return replace(answering(measured, source, reads, "Cray's pm_counters cannot be read"), caps=caps)
 
 

@@ -75,7 +75,7 @@ def in_use(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             try:
                 fd = os.open(path, _OPEN)
-            except OSError as error:  # another user's, which only they can check, or not one of our files
+            except OSError as error:  # another user's file, which only that user can check, or not a use file
                 if isinstance(error, FileNotFoundError):
                     raise
                 used = True

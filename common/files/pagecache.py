@@ -51,7 +51,7 @@ def drop(path: Path) -> tuple[int, float]:
 
 
 def evict_fd(fd: int) -> None:
-    """``evict`` for an open file."""
+    """Like ``evict``, for an open file."""
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -70,7 +70,7 @@ def resident_fraction(path: Path) -> float:
 
 
 def resident_fraction_fd(fd: int) -> float:
-    """``resident_fraction`` for an open file."""
+    """Like ``resident_fraction``, for an open file."""
     size = os.fstat(fd).st_size
     if size == 0:
         return 0.0

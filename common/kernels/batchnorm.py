@@ -18,10 +18,10 @@ from mlhpc.common.kernels.launch import Kernel, parts
 PARTS = 32
 ROWS = 32
 CHANNELS = 64
-"""Of a tile."""
+"""Rows and channels of a tile."""
 TILE = {"PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
 ROWS_WRITTEN = 256
-"""By a program of a second kernel."""
+"""Rows that each program of a second kernel writes."""
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from triton.runtime import driver
 KNOWN = "3.7.1"
 """The version of Triton whose compiled kernels are launched directly."""
 ALIGNED = 16
-"""Bytes, of which Triton compiles another kernel where a pointer is no multiple."""
+"""Alignment in bytes. Triton compiles a different kernel for pointers that are not multiples of it."""
 
 
 class Kernel:

@@ -52,7 +52,7 @@ class BatchNorm(nn.BatchNorm2d):
             return fused
         if self.training and self.group is not None:
             x = _Trained.apply(input, self.weight, self.bias, self, False)
-        else:  # not the parent's, which counts batches: that takes a kernel, and nothing reads the number
+        else:  # not the parent's forward, which launches a kernel to count batches
             own = self.running_mean, self.running_var, self.weight, self.bias
             x = F.batch_norm(input, *own, self.training, self.momentum or 0.0, self.eps)
         if added is not None:

@@ -147,7 +147,7 @@ def with_weights_together(
                 group = [copies[name] for name in names]
                 made = _Together.apply(group, in_place, *(weights[name] for name in names))
                 used |= zip(names, made, strict=True)
-        # Looking for tied weights, of which there are none, would take the host longer than the rest of it.
+        # There are no tied weights; looking for them would take the host longer than the rest of the call.
         result: Tensor = functional_call(model, used, (x,), tie_weights=False)
         return result
 

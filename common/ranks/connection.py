@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 GREETING_S = 3.0
 """Seconds within which a new connection must answer its challenge."""
 MAX_HELLO = 4096
-"""Maximum bytes of that answer."""
+"""Maximum bytes of the answer to a challenge."""
 MAX_STRANGERS = 256
 """Maximum number of unauthenticated connections, beyond the number of ranks."""
 MAX_MESSAGE = 1 << 20

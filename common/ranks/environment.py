@@ -120,7 +120,8 @@ def _read(launcher: Launcher, env: Mapping[str, str], *names: str) -> RankInfo:
 
 
 def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables"""
+    """This rank's position from torchrun (https://docs.pytorch.org/docs/stable/elastic/run.html, Environment
+    Variables)."""
     return _torch_variables(env) if "TORCHELASTIC_RUN_ID" in env else None
 
 
@@ -187,7 +188,7 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     step = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
     missing = [name for name in step if name not in env]
     if missing:
-        # A batch script has none of these, and is task 0.
+        # A batch script has none of these variables, and is task 0.
         if len(missing) < len(step) or env.get("SLURM_PROCID", "0") != "0":
             seen = "SLURM_PROCID" if len(missing) == len(step) else next(iter({*step} - {*missing}))
             raise UserError(
@@ -299,9 +300,9 @@ def set_variables(settings: Mapping[str, str] | None = None) -> None:
     """Set environment variables for the frameworks: ``settings``, and defaults for variables that the user has not
     set. Called before a framework is imported and before ranks connect."""
     os.environ |= settings or {}
-    # TensorFlow's notes about its build would hide our messages.
+    # TensorFlow's notes about its build, and those of PyTorch's profiler, would hide our messages.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would the profiler's of PyTorch
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
     # to every voxel within 1e-5 of the largest.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

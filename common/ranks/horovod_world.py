@@ -28,8 +28,8 @@ from mlhpc.errors import UserError
 class HorovodWorld(SocketWorld):
     """A ``World`` that uses Horovod for tensors."""
 
-    # The first is for an operation that had not begun (horovod/common/common.h), the others for operations in
-    # progress (horovod/tensorflow/elastic.py).
+    # Horovod raises the first for an operation that had not begun (horovod/common/common.h), the others for
+    # operations in progress (horovod/tensorflow/elastic.py).
     SYMPTOMS: ClassVar = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
 
     @classmethod
@@ -182,7 +182,7 @@ def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(
                 self
-            )  # HTTPServer's version resolves the address's name, which takes seconds
+            )  # not HTTPServer's server_bind, which takes seconds to resolve the name of the address
             self.server_name, self.server_port = self.server_address[:2]
 
     server = Server((address, 0), RendezvousHandler, 0)

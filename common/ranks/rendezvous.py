@@ -215,7 +215,7 @@ def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], tim
 def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeting:
     """The part of every rank other than 0 in the roll call. Raises ``UserError`` if rank 0 is not found or is
     lost, and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
-    # Rank 0 may have started last, and then still waits its full timeout for others.
+    # If rank 0 started last, it still waits its full timeout for other ranks.
     deadline = time.monotonic() + 2 * timeout_s + GREETING_S
     up, proof = _find_above(me, size, rendezvous, timeout_s)
     is_first = me.local_rank == 0 and bool(rendezvous.node_ports)
@@ -231,7 +231,7 @@ def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeti
                 case {"above": int(above), "address": str(address)}:
                     continue
                 case {"refused": str(why)}:
-                    raise AlreadyReported(why)  # by rank 0
+                    raise AlreadyReported(why)  # rank 0 reports it
                 case {"roll": [list(nodes), list(rows)]}:
                     for node, local_rank, pid, port in rows:
                         hostname, at = nodes[node]
@@ -241,7 +241,7 @@ def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeti
         why = f"rank {me.rank} on {me.hostname} lost rank 0 during the roll call"
         _pass_on(below, {"refused": why})
         if above or (rendezvous.node_ports and not is_first):
-            raise AlreadyReported(why) from error  # by rank 0, or the first rank of this node
+            raise AlreadyReported(why) from error  # rank 0, or the first rank of this node, reports it
         raise UserError(why) from error
     except AlreadyReported as refusal:
         _pass_on(below, {"refused": str(refusal)})

@@ -157,7 +157,7 @@ class RollCall:
         kind of reason, otherwise the rank that reports this one as lost. Waits until this is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
-        # Rank 0 may add the remedy.
+        # Rank 0 may print the reason with a remedy appended.
         return reason is not None and any(_kind(each).startswith(_kind(reason)) for each in self._printed)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class RollCall:
                 self._connections.pop(rank).close()
                 self._hear(rank)
             elif rank in self._reasons and rank != self._above and self._above is not None:
-                self._connections.pop(rank).close()  # it was reported to rank 0, which decides
+                self._connections.pop(rank).close()  # its failure was reported to rank 0, which decides
                 self._missed.pop(rank, None)
             else:
                 self._lose(rank, GONE)
@@ -242,7 +242,7 @@ class RollCall:
                 )
             case {"lost": str(reason), "of": int(lost), "phase": str(phase)}:
                 self._lose(lost, reason, phase)
-            case {"phase": str(phase)}:  # ranks above also report theirs
+            case {"phase": str(phase)}:  # also from the rank above
                 self._phases[rank] = phase
             case {"loss": dict(loss)} if not self._leaving.is_set():
                 self._end(Loss(**loss))
@@ -266,7 +266,7 @@ class RollCall:
                 self._send_to([self._above], {"fail": reason, "of": rank, "phase": phase})
             return  # rank 0 decides
         self._hear(rank)
-        # This rank may be about to fail for the same reason, and then there is no loss.
+        # If this rank is about to fail for the same reason, no rank is lost.
         self._leaving.wait(SAME_FAILURE_S)
         self._lose(rank, reason, phase)
 

@@ -18,7 +18,7 @@ from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of
 from mlhpc.errors import UserError
 
 PATIENCE = timedelta(days=1)
-"""Collectives may wait for hours while one rank stages; the roll call detects lost ranks."""
+"""Timeout of collectives, which may wait for hours while one rank stages; the roll call detects lost ranks."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indi
         return np.empty(0, np.int64), np.empty(0, np.int64)
     sent = np.bincount(senders)
     nodes, width = len(sent), int(sent.max())
-    # Pad with files that do not move, so that all nodes have equally many; below, so that the number is even.
+    # Pad with files that do not move, so that all nodes have the same number of files. The loop below pads again
+    # wherever that number is odd.
     staying = np.repeat(np.arange(nodes), width - sent)
     by_size = np.argsort(np.append(sizes, np.zeros(len(staying), np.int64)), kind="stable")
     files, by_receiver = (

@@ -61,7 +61,7 @@ def write_record(manifest: Manifest, target: Path, files: Files, group: StagingG
         return
     facts = dict(manifest.facts)
     if len(files) < len(manifest.files):
-        facts.pop("samples", None)  # those of the whole data set
+        facts.pop("samples", None)  # the numbers for the whole data set
     facts["staged"] = {"of": identity(manifest), "mode": mode}
     _save(replace(manifest, root=target, files=files, facts=facts))
 

@@ -136,7 +136,8 @@ class Exchange:
             except BaseException as error:
                 self._fail(error)
         if copied is None or self._failures:
-            # The predecessor never reads an end of file. Closing with unread bytes resets the connection.
+            # The predecessor only sends, so it would not notice an end of file. Closing a connection with unread
+            # bytes resets it, so that sending fails.
             for connection in (self._ring.predecessor, self._ring.successor):
                 connection.close()
             raise min(

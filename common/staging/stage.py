@@ -303,8 +303,8 @@ def _survey(files: list[File], source: Path, target: Path, staged_before: bool, 
             raise UserError(
                 f"{target / file.path} exists, but was not written by staging; choose another --stage"
             )
-        # Without a checksum in the manifest, only its time reveals that a file of the same size is a different
-        # one.
+        # Without a checksum in the manifest, only the modification time reveals that a file of the same size has
+        # different content.
         same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns
         regular = stat.S_ISREG(status.st_mode)
         (todo.present if regular and same and status.st_size == file.size else todo.missing).append(file)

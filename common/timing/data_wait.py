@@ -115,7 +115,7 @@ def _reduce(world: World, waits: Waits, longest: float, shortest: float) -> Data
     if longest != shortest:  # the ranks did not wait for one another before the loop ended
         both = both.sum(axis=1, keepdims=True)
     seconds, slowest = world.max(both)
-    # Among equally slow ranks, the lowest.
+    # Of equally slow ranks, the lowest counts as the cause.
     ranks = -world.max(np.where(both[1] == slowest, -world.rank, -world.size)).astype(int)
     lost = np.bincount(ranks, seconds)
     first = np.argsort(-lost, kind="stable")[:NAMED]

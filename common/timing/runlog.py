@@ -122,7 +122,7 @@ class RunLog:
             if path.parent != out:
                 path.parent.mkdir(exist_ok=True)
             self._events = open(path, "ab", buffering=0)
-            with suppress(OSError):  # by this lock readers distinguish an active run from a dead one
+            with suppress(OSError):  # readers use the lock to distinguish an active run from a dead one
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
         self._heartbeat = Heartbeat(self._report) if world.rank == 0 else None
@@ -138,7 +138,7 @@ class RunLog:
             self._heartbeat.stop()
         if self._meter:  # even if the run ended before its clock started
             self._meter.halt()
-        with self._closing:  # not while another thread records the loss of a rank
+        with self._closing:  # wait while another thread records the loss of a rank
             self._events.close()
         if self._mllog:
             close_mllog(self._mllog)

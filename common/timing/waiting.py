@@ -24,8 +24,8 @@ MILD_NICENESS = 4
 """Largest niceness that leaves a thread's I/O priority unchanged if that cannot be set separately: Linux derives
 one I/O level from five levels of niceness (ioprio_set(2))."""
 _ONES = np.broadcast_to(np.ones(1), (1 << 22,))
-"""Ones that share a single number in memory, [4194304]. Their product displaces no readers' data from the cache
-and needs no system call."""
+"""Ones that share a single number in memory, [4194304]. Computing their product displaces no data of readers
+from the cache and needs no system call."""
 _SHORTEST = 2048
 """Minimum number of factors; their product takes a few microseconds, less than ``HOLD_S``."""
 _IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31), "riscv64": (30, 31), "ppc64le": (273, 274)}

@@ -17,8 +17,8 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
-# The last record of an archive, and the value in it if the number of members does not fit (APPNOTE.TXT 6.3.10,
-# 4.3.16 and 4.4.1.4).
+# The last record of a ZIP archive, and the number of members that it states if the real number is too large for
+# its field (APPNOTE.TXT 6.3.10, 4.3.16 and 4.4.1.4).
 _END, _MORE = struct.Struct("<4s4H2LH"), 0xFFFF
 
 Arrays = Sequence[npt.NDArray[np.generic]]

@@ -108,7 +108,7 @@ def open_loader(
         steps=run.study.cut(steps) * passes,
         seed=seed,
     )
-    # The ranks of a group divide the reading, as in the steps that follow.
+    # The ranks of a spatial group divide the reading, as in the measured steps.
     read = partial(loader.train_epoch, first=world.rank % spatial_size, every=spatial_size)
     read_earlier_epochs(run, loader, read, steps * passes, world)
     return loader

@@ -94,7 +94,7 @@ class Frame:
 def pack(
     codec: str, dtype: npt.DTypeLike, shape: tuple[int, ...], sections: Mapping[str, bytes | memoryview]
 ) -> bytes:
-    """The bytes of a frame."""
+    """Encode a frame with these ``sections`` as bytes."""
     kind = np.dtype(dtype)
     assert kind.str in _DTYPES and 1 <= len(shape) <= 4 and len(sections) <= _MOST_SECTIONS
     assert len(codec) <= 16 and all(len(name) <= 8 for name in sections)

@@ -202,7 +202,7 @@ def sz3_decompress(
     try:
         out: npt.NDArray[np.float32]
         out, _ = pysz.sz.decompress(data, np.float32, shape)
-    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # made by Cython from C++'s
+    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # C++ exceptions, converted
         raise frame.error(f"not readable by SZ3: {_reason(error)}", section) from error
     if out.shape != shape:
         raise frame.error(f"holds a plane of {out.shape}, expected {shape}", section)
