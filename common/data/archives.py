@@ -37,7 +37,7 @@ def samples_per_archive(dataset: Manifest) -> int | None:
 
 
 def require_unpacked(dataset: Manifest) -> None:
-    """Raise UserError if the samples of ``dataset`` are packed: converters read files."""
+    """Raise UserError if the samples of ``dataset`` are packed, because converters read one file per sample."""
     if samples_per_archive(dataset):
         raise UserError(
             f"{dataset.root} has archives; convert the original, or unpack them (unzip every "
@@ -60,8 +60,8 @@ def described(each: int | None) -> str:
 
 def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, samples: int) -> list[Member]:
     """The samples, in order, that are in the archives ``files`` under ``root`` and among the first ``samples``
-    samples of ``folder``. ``files`` may be only part of the folder's archives; none is opened. Raises UserError if
-    the folder's archives do not match the numbers in the manifest.
+    samples of ``folder``. ``files`` may be only part of the folder's archives; no archive is opened. Raises
+    UserError if the folder's archives do not match the numbers in the manifest.
     """
     each, archives = samples_per_archive(dataset), dataset.folder(folder)
     available = dataset.samples(folder)

@@ -1,5 +1,5 @@
-"""Compares combinations of data set, loader and settings: agreement of their samples, and the bottleneck of
-each."""
+"""Compares combinations of data set, loader and settings: whether their samples agree, and the bottleneck of each
+combination."""
 
 import multiprocessing
 import statistics
@@ -29,9 +29,9 @@ Measured = Mapping[Way, Sequence[Figures]]
 def run_all(
     ways: Sequence[Way], epoch: Callable[[Way], Figures], rounds: int
 ) -> tuple[dict[Way, list[Figures]], dict[Way, str]]:
-    """Call ``epoch`` for each way in turn, ``rounds`` times, each in its own process. Returns the results, and the
-    reason for each way that raises UserError. ``epoch`` must be picklable. Raises the first UserError if no way
-    can be measured."""
+    """Call ``epoch`` for each way in turn, ``rounds`` times, with a separate process for each call. Returns the
+    results of each way, and the message of each way that raises UserError. ``epoch`` must be picklable. Raises the
+    first UserError if no way can be measured."""
     results: dict[Way, list[Figures]] = {way: [] for way in ways}
     reasons: dict[Way, str] = {}
     with progress(rounds * len(ways), "bench", "turns") as advance:
@@ -63,7 +63,8 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
 
 
 def medians(figures: Sequence[Figures]) -> Figures:
-    """The median of every number over the rounds; the checksums and values of samples are the first round's."""
+    """The median of every number over the rounds; the checksums and values of samples are those of the first
+    round."""
     numbers = ("warm", "cold", "read", "delivered", "cpu_s", "memory")
     middle: dict[str, Any] = {
         name: statistics.median(getattr(each, name) for each in figures) for name in numbers
@@ -107,7 +108,7 @@ def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> st
 
 
 def label(way: Way, ways: Sequence[Way]) -> str:
-    """The settings in which the combination ``way`` differs from the others."""
+    """The settings in which the combination ``way`` differs from the other combinations."""
     parts: dict[str, Callable[[Way], str]] = {
         "data": lambda each: each.data.name,
         "loader": lambda each: each.loader,

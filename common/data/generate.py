@@ -128,7 +128,7 @@ def write_manifest_of_converted(
 
 def missing(out: Path, names: Sequence[str], check: Callable[[str], bool] | None = None) -> list[str]:
     """The files among ``names`` (``folder/file``) that are missing in ``out`` or fail ``check`` (default:
-    ``is_whole``); creates the folders."""
+    ``is_whole``). Also creates the folders of ``names``."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
         (out / folder).mkdir(parents=True, exist_ok=True)

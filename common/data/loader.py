@@ -76,7 +76,7 @@ def by_threads(
     """A feed that reads samples with threads of this process, in the pool that ``threads`` opens.
 
     ``take(shape, dtype)`` supplies the arrays of a batch (None: NumPy arrays); ``as_array`` views one as a NumPy
-    array. The caller may keep the arrays; the memory of dropped ones is reused.
+    array. The caller may keep the arrays; the memory of arrays that the caller drops is reused.
     """
     memory = Buffers()
     take = take or (lambda shape, dtype: memory.take(shape, dtypes.NUMPY.get(dtype, dtype)))
@@ -100,8 +100,8 @@ def by_threads(
 
 
 class Source(Generic[Batch]):
-    """How the samples of a benchmark are found, read and finished: a ``Reader`` and the ``feed`` that uses it. A
-    benchmark defines ``feed``, ``parts`` and ``read``, and other methods as needed.
+    """How the samples of a benchmark are found, read and made into batches: a ``Reader`` and the ``feed`` that
+    uses it. A benchmark defines ``feed``, ``parts`` and ``read``, and other methods as needed.
     """
 
     feed: Feed
@@ -161,8 +161,8 @@ class Loader(Generic[Batch]):
         yield from self._read(self.samples.train, self._train_batches(epoch)[first::every], draw)
 
     def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
-        """Every evaluation sample of this rank once, in order. The last batch may be smaller, and so may others if
-        the source leaves out samples."""
+        """Every evaluation sample of this rank once, in order. The last batch may be smaller, and so may other
+        batches if the source leaves out samples."""
         yield from self._read(self.samples.evaluation, self._eval_batches()[first::every], None)
 
     def eval_batch_sizes(self) -> list[int]:
@@ -170,7 +170,7 @@ class Loader(Generic[Batch]):
         return [len(batch) for batch in self._eval_batches()]
 
     def files_of(self, epoch: int, step: int) -> list[object]:
-        """The names of the samples of one training batch of this rank; ``epoch`` and ``step`` count from 0."""
+        """The names of the samples in one training batch of this rank; ``epoch`` and ``step`` count from 0."""
         return [self.source.name(self.samples.train, int(i)) for i in self._train_batches(epoch)[step]]
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:

@@ -156,7 +156,7 @@ def cpu_seconds() -> float:
 
 
 def memory_bytes() -> int:
-    """Bytes of memory of this process and its descendants; shared memory counts once (Pss, proc(5))."""
+    """Bytes of memory that this process and its descendants use; shared memory counts once (Pss, proc(5))."""
     total = 0
     for process in _processes():
         with contextlib.suppress(OSError):  # the process has ended

@@ -1,4 +1,4 @@
-"""``manifest.json``: every file of a data set with its size and checksum, and the facts of the data set.
+"""``manifest.json``: every file of a data set with its size and checksum, and facts about the data set.
 
 The checksum (``common/files/checksum.py``) detects truncated, damaged and mixed-up files, but not forgery.
 """
@@ -69,7 +69,7 @@ class Files(Sequence[File]):
 
     @classmethod
     def of(cls, files: Iterable[File]) -> "Files":
-        """The columns of ``files``, which must be sorted by path."""
+        """Convert ``files``, which must be sorted by path, to columns."""
         if isinstance(files, Files):
             return files
         rows = list(files)
@@ -141,7 +141,7 @@ class Files(Sequence[File]):
         return self[start : self._first(f"{name}0", start)]
 
     def folders(self) -> Iterator[tuple[str, slice]]:
-        """The top-level folders and the range of each one's files; each file outside folders is listed with an
+        """Each top-level folder and the range of the files in it; each file outside folders is listed with an
         empty name."""
         start = 0
         while start < len(self):
@@ -265,8 +265,8 @@ def _digits(path: object, crc: object) -> str:
 
 
 def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
-    """The files of a manifest. Raises ValueError or TypeError if one is malformed or listed twice. There may be a
-    million files, so no Python code runs for each, except to name the one that is wrong."""
+    """The files of a manifest. Raises ValueError or TypeError if a file is malformed or listed twice. There may be
+    a million files, so no Python code runs for each file, except to find the one to name in an error."""
     if (type(paths), type(sizes), type(digits)) != (list, list, str):
         raise ValueError("files is not a table of paths, sizes and crc32")
     parts = (paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK))
@@ -338,7 +338,7 @@ def require_folder(root: Path) -> None:
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
-    """The manifest of ``root``, or a ``listing`` if it has none. Called by all ranks; all get the same.
+    """The manifest of ``root``, or a ``listing`` if it has none. Called by all ranks; all get the same result.
 
     Only rank 0 reads the manifest. Raises UserError, the same on all ranks, like ``load`` and ``listing``, and if
     the manifest names a benchmark other than ``benchmark``.

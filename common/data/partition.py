@@ -1,4 +1,4 @@
-"""Assigns files to nodes after staging, and to the ranks that copy them: pure functions."""
+"""Pure functions that assign files to nodes after staging, and to the ranks that copy them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,8 +26,8 @@ def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScop
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
-    """The bin, from 0 to ``bins - 1``, of each size; ``sizes`` and the result are [n]. The numbers of sizes per
-    bin differ by at most one, and the sums by at most the largest size.
+    """Assign each of ``sizes`` to a bin, from 0 to ``bins - 1``, such that the numbers of sizes per bin differ by
+    at most one, and the sums by at most the largest size. ``sizes`` and the result are [n].
 
     The sizes are sorted and divided into groups of ``bins``, one size per bin. Pairs of groups are merged, the
     largest sum of one with the smallest of the other, until one group is left; the sums of a merged group differ
@@ -99,8 +99,8 @@ def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[Files, npt.NDArray[np.int64]]:
     """The files that nodes forward in ring number ``ring`` (of ``rings`` rings), in the order of ``files``, and an
-    array [number of files] of the node, 0 to ``nodes - 1``, that reads each one from the source. The bytes are
-    balanced over rings and nodes."""
+    array [number of files] with the node, 0 to ``nodes - 1``, that reads each of these files from the source. The
+    bytes are balanced over rings and nodes."""
     files = Files.of(files)
     bin_of = balance(files.sizes, rings * nodes)
     chosen = bin_of // nodes == ring

@@ -39,12 +39,12 @@ second, even when idle."""
 class Counters:
     """The counters of one kind on one node.
 
-    ``source``: what they are read with. ``reads``: functions that read the counters, by name. ``problems``: one
-    line for each reason why there are no counters or why one is left out; also empty if the node does not have
-    what they count. ``wraps``: joules at which a counter restarts from zero; counters without an entry never do.
-    ``devices``: identities of the accelerators that this process can see, with or without a counter. ``caps``:
-    functions that read the power limits, in watts. ``usage``: reads how the devices are used, as far as the driver
-    reports it.
+    ``source``: the name of the interface that reports them. ``reads``: functions that read the counters, by name.
+    ``problems``: one line for each reason why there are no counters or why one is left out; also empty if the node
+    has no devices of this kind. ``wraps``: joules at which a counter restarts from zero; counters without an entry
+    never do. ``devices``: identities of the accelerators that this process can see, with or without a counter.
+    ``caps``: functions that read the power limits, in watts. ``usage``: reads how the devices are used, as far as
+    the driver reports it.
     """
 
     measured: Measured
@@ -59,9 +59,9 @@ class Counters:
 
 @dataclass(frozen=True)
 class Spent:
-    """The energy counted in a run. ``joules``: sum over the counters that could be read; ``counters``: how many
-    they are, on ``nodes`` nodes. ``problems``: which counters are left out of the sum, and why. ``host``: name of
-    the node with these problems, empty if the problems name it. ``readings``: how often a counter was read;
+    """The energy counted in a run. ``joules``: sum over the counters that could be read; there are ``counters`` of
+    them, on ``nodes`` nodes. ``problems``: which counters are left out of the sum, and why. ``host``: name of the
+    node with these problems, empty if the problems name it. ``readings``: how often a counter was read;
     ``longest_gap_s``: longest time between two readings; ``caps_w``: power limits at the end of the run;
     ``usage``: mean over the readings."""
 
@@ -137,8 +137,8 @@ def _unread(name: str, why: str) -> str:
 
 
 class Sum:
-    """What ``counters`` have counted since ``start``; they must be read so often that none wraps twice between
-    readings."""
+    """What ``counters`` have counted since ``start``; they must be read so often that no counter wraps twice
+    between readings."""
 
     def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters, self._clock = counters, clock

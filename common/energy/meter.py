@@ -139,7 +139,7 @@ class Meter:
             self._thread = thread
 
     def halt(self) -> None:
-        """Stop reading. A reading in progress that does not return within seconds is abandoned."""
+        """Stop reading. A reading in progress that does not return within ``HALT_S`` seconds is abandoned."""
         self._halted.set()
         if self._thread:
             self._thread.join(self._halt_s)

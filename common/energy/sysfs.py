@@ -51,7 +51,7 @@ def rapl(root: Path = Path("/")) -> Counters:
 
 def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
     """The zones of packages and memory by name, and a name shared by two zones, or "" if there is none.
-    ``one_per_package``: the dies of a package are the same counter."""
+    ``one_per_package``: the dies of a package share one counter."""
     zones: dict[str, Path] = {}
     for zone in sorted(folder.glob("*")):
         number, name = _ZONE.fullmatch(zone.name), text(zone / "name")

@@ -1,4 +1,4 @@
-"""The type and free space of the file system of a path. Linux; does not require root."""
+"""The type and free space of the file system of a path. Works on Linux, without root."""
 
 import errno
 import os
@@ -50,8 +50,9 @@ def filesystem_of(path: Path) -> FileSystem:
 def flock_reaches_other_nodes(path: Path) -> bool:
     """Return whether other nodes that mount the file system of ``path`` see flock(2) locks.
 
-    On Lustre, only with the mount option ``flock``: ``localflock`` is local to the node (mount.lustre(8)). On NFS,
-    not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong to one node.
+    On Lustre, they do only with the mount option ``flock``; ``localflock`` is local to the node (mount.lustre(8)).
+    On NFS, they do not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong
+    to one node.
     """
     _, kind, options = _mount(_nearest_existing(path).resolve())
     if kind == "lustre":
@@ -78,7 +79,7 @@ def memory_left() -> int:
 
 
 def mounts(root: Path = Path("/")) -> Iterator[tuple[Path, str, frozenset[str]]]:
-    """Mount point, type and options of every mount; empty without a table of mounts."""
+    """Mount point, type and options of every mount; empty if the table of mounts cannot be read."""
     try:
         table = os.fsdecode((root / "proc/self/mounts").read_bytes())
     except OSError:

@@ -22,8 +22,9 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def try_lock(folder: Path) -> int | None:
-    """Acquire the right to change the content of ``folder``, released by ``unlock``; None if another process
-    has it. Raises OSError: FileNotFoundError if ``folder`` does not exist."""
+    """Acquire the lock that permits changing the content of ``folder``; ``unlock`` releases it. Returns a file
+    descriptor, or None if another process has the lock. Raises OSError: FileNotFoundError if ``folder`` does not
+    exist."""
     path = folder / ".lock"
     while True:
         fd = os.open(path, _OPEN | os.O_CREAT, 0o644)

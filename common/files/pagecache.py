@@ -21,7 +21,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def evict(paths: Iterable[Path]) -> None:
-    """Drop the files' pages. Dirty pages are written first: the kernel skips them (posix_fadvise(2)).
+    """Drop the files' pages. Dirty pages are written to disk first, since the kernel would not drop them
+    (posix_fadvise(2)).
 
     This is a request to the kernel; ``resident_fraction`` shows whether it was honoured. Raises OSError.
     """

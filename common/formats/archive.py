@@ -68,8 +68,8 @@ def write(path: Path, members: Iterable[tuple[str, bytes | bytearray | memoryvie
 
 
 def members(path: Path) -> list[Member]:
-    """The members of an archive in order. Raises UserError if it cannot be read, is not a ZIP file, or has
-    members that are compressed by ZIP, encrypted, or beyond its end."""
+    """The members of an archive in order. Raises UserError if the archive cannot be read, is not a ZIP file, or
+    has members that are compressed by ZIP, encrypted, or beyond its end."""
     return [Member(path, number) for number in range(len(_index(path, *_version(path))))]
 
 

@@ -58,7 +58,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
-    """The number at byte ``at``, and the position after it. Raises like ``fields``."""
+    """The number encoded at byte ``at``, and the position after it. Raises like ``fields``."""
     value = message[at]
     if value < 0x80:  # most are
         return value, at + 1

@@ -84,7 +84,7 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of ``x`` and ``y`` in an uncompressed file with one example. ``around``: all bytes of the file
+    """Byte ranges of ``x`` and ``y`` in an uncompressed file with one example. ``around``: all bytes of the file
     except ``x``, with zeros in place of ``y`` and the checksum. A file with the same ``around`` has this layout,
     and its ``x`` is read without a copy."""
 
@@ -111,8 +111,8 @@ class Layout:
         return cls(at, values, around)
 
     def read(self, fd: int, x: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
-        """Read an open file of this layout: fills ``x``, contiguous and of any shape, and returns ``y`` [values].
-        Returns None, with ``x`` undefined, if the file has a different layout or a wrong checksum;
+        """Read an open file of this layout into ``x``, which is contiguous and of any shape; returns ``y``
+        [values], or None, with ``x`` undefined, if the file has a different layout or a wrong checksum;
         ``read_examples`` then finds out which."""
         into, start, stop = x.reshape(-1).view(np.uint8), self.x.start, self.x.stop
         size = len(self.around) + stop - start
@@ -152,9 +152,11 @@ def feature_pieces(features: Mapping[str, bytes | memoryview | Sequence[int]]) -
 
 
 def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
-    """The features ``names`` of a serialised tf.train.Example, by name: either one bytes value or integers.
+    """The features ``names`` of a serialised tf.train.Example, by name: each is either one bytes value or
+    integers.
 
-    Reading stops once all are found. Raises UserError if the message is malformed before that point.
+    Reading stops once all of these features are found. Raises UserError if the message is malformed before that
+    point.
     """
     values_of: dict[str, memoryview | list[int]] = {}
     requested = {name.encode() for name in names}

@@ -62,7 +62,7 @@ def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") ->
 
 
 def compress(data: bytes | bytearray, packer: Packer) -> bytes:
-    """``data`` as one gzip stream without time or name."""
+    """Compress ``data`` into one gzip stream without time or name."""
     if packer == "isal":
         packed: bytes = igzip.compress(data, compresslevel=2, mtime=0)
         return packed
@@ -99,7 +99,7 @@ def read_records(
 
     Unless the caller passes the file's content as ``raw``, the whole file is read, since it contains one sample.
     The records are views of that memory. A gzip file that would decompress to more than ``max_bytes`` is refused
-    before that memory is allocated.
+    before memory for it is allocated.
 
     Raises UserError naming the file when it cannot be read, is not a TFRecord file, or is too large,
     truncated or corrupt.
@@ -188,7 +188,7 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
 
 
 def read_record(path: Path, offset: int, length: int) -> memoryview:
-    """The record that ``record_extents`` found at this position of a plain file, with its checksum verified, in
+    """The record that ``record_extents`` found at this position in a plain file, with its checksum verified, in
     separate, writable memory.
 
     Raises UserError naming the file when it cannot be read, is truncated or corrupt.
@@ -235,7 +235,8 @@ def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
 
 
 def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[bytes]:
-    """The content of each gzip member of ``raw``. Refuses more than ``max_bytes`` in all."""
+    """The decompressed content of each gzip member of ``raw``. Refuses content of more than ``max_bytes`` in
+    total."""
     left = max_bytes
     while raw:
         stream = isal_zlib.decompressobj(31)

@@ -40,7 +40,7 @@ def accelerators() -> list[str]:
 
 
 def installed() -> list[Accelerator]:
-    """The accelerators of this node, all from the first vendor of which any are found. A tool that fails, or hangs
+    """The accelerators of this node, all from the first vendor whose tool lists any. A tool that fails, or hangs
     for 30 s, is treated as missing."""
     for of_vendor in (_nvidia, _amd, _intel):
         if there := of_vendor():
@@ -56,7 +56,7 @@ def driver_version() -> str | None:
 
 def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str:
     """The environment variable that hides accelerators of ``vendor`` from a process: the one that is set, or else
-    the usual one."""
+    the one that is usual for the vendor."""
     return next((name for name in _VISIBLE[vendor] if name in env), _VISIBLE[vendor][0])
 
 

@@ -135,7 +135,7 @@ def drivers() -> dict[str, str | None]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout that this package runs from; None if it is not a checkout."""
+    """The commit of the checkout that this package runs from; None if it does not run from a checkout."""
 
     def git(*words: str) -> str | None:
         try:

@@ -15,7 +15,7 @@ ALIGNED = 16
 
 
 class Kernel:
-    """``function``, in Triton's language, as a kernel.
+    """A kernel made from ``function``, which is written in Triton's language.
 
     At every launch, ``triton.jit`` determines in Python which of its compiled kernels fits the arguments.
     ``launch`` does this only once for the same types and devices of tensors and the same values of numbers.

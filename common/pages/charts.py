@@ -132,7 +132,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Base name of the files that the reader saves."""
+        """Base name of the files to which a reader of the page saves the chart."""
         return slug(self.title or self.alt_text[:40]) or "chart"
 
 

@@ -52,7 +52,8 @@ class LogAxis:
 
 
 def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:
-    """A logarithmic axis around positive ``values``, extended by the factor ``room`` at both ends."""
+    """A logarithmic axis around positive ``values``, whose range is extended by the factor ``room`` at both
+    ends."""
     return LogAxis(min(values) / room, max(values) * room, title, base)
 
 
@@ -269,7 +270,7 @@ def stacked_bars(
 def _parts_of(
     bar: Bar, parts: Mapping[str, str], measure: Measure, *, labelled: bool
 ) -> list[dict[str, Any]]:
-    """The rows for a bar's parts. ``labelled``: shares are written on large parts."""
+    """The chart's rows for a bar's parts. ``labelled``: whether shares are written on large parts."""
     rows, whole = [], sum(bar.sizes.values())
     for order, key in enumerate(key for key in parts if bar.sizes.get(key, 0.0) > 0):
         share = bar.sizes[key] / whole

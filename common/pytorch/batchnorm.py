@@ -38,8 +38,8 @@ class BatchNorm(nn.BatchNorm2d):
             raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
     def forward(self, input: Tensor, added: Tensor | None = None, relu: bool | None = None) -> Tensor:
-        """The normalised ``input``, [b, channels, h, w] or a volume. ``added``, of the same shape, is added before
-        the ReLU. ``relu`` overrides the module's own setting."""
+        """The normalised ``input``, [b, channels, h, w] or a volume. ``added``, of the same shape as ``input``, is
+        added before the ReLU. ``relu`` overrides the module's own setting."""
         self._check_input_dim(input)
         relu = self.relu if relu is None else relu
         if self.training and self.group is None and input.numel() == input.shape[1]:
@@ -61,8 +61,8 @@ class BatchNorm(nn.BatchNorm2d):
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean and variance [channels] of ``x`` over its pixels or voxels; updates the running statistics. In a
-        group they cover all ranks of the group, and the third value is the number of elements; without a group it
-        is None."""
+        group, mean and variance cover all ranks of the group, and the third value returned is the number of
+        elements; without a group, that is None."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None
         if self.group is None:
@@ -89,7 +89,7 @@ class _Trained(torch.autograd.Function):
     """Training-mode batch norm, with a ReLU if ``relu``. Over a group of ranks it costs one all-gather of means
     and variances in the forward pass and one all-reduce of two sums per channel in the backward pass. It also runs
     on CPUs, which PyTorch's ``SyncBatchNorm`` does not support. It keeps its input, and recomputes its output from
-    it on demand."""
+    the input on demand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm, relu: bool) -> Tensor:

@@ -126,7 +126,7 @@ class StreamEvent:
 
 
 def device_events(device: torch.device) -> RecordEvent | None:
-    """A function that records events on ``device``; None for a CPU, whose steps are done when they return."""
+    """A function that records events on ``device``; None for a CPU, whose steps are complete when they return."""
     return None if device.type == "cpu" else lambda: StreamEvent(device)
 
 
@@ -144,8 +144,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function that moves batches, tensors of any shape, to ``device``: to an accelerator on a separate stream,
-    during the previous step. It returns a batch unchanged that is already on the device."""
+    """A function that moves batches, tensors of any shape, to ``device``; for an accelerator, on a separate
+    stream, during the previous step. A batch that is already on the device is returned unchanged."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)
@@ -238,14 +238,14 @@ def activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 class Precisions(NamedTuple):
-    """The precisions that an accelerator's matrix units support besides float32 and float16."""
+    """Which precisions, besides float32 and float16, an accelerator's matrix units support."""
 
     tf32: bool
     bfloat16: bool
 
 
 def precisions(device: torch.device) -> Precisions:
-    """The ``Precisions`` of ``device``. NVIDIA's GPUs support both from compute capability 8.0 on."""
+    """The ``Precisions`` of ``device``. NVIDIA's GPUs support bfloat16 and TF32 from compute capability 8.0 on."""
     if accelerator() == "cuda":
         ampere = torch.cuda.get_device_capability(device)[0] >= 8
         return Precisions(ampere, ampere)
@@ -266,9 +266,9 @@ LOST = (
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError if a GPU (or the host, for a CPU) has too little memory for ``what``, or if a GPU has
-    failed. ``advice``: what to change to need less memory; empty if nothing helps. Can also be used as a
-    decorator."""
+    """Context manager that raises UserError if a GPU (or the host, for a CPU) has too little memory for ``what``,
+    or if a GPU has failed. ``advice``: what to change to need less memory; empty if nothing helps. Can also be
+    used as a decorator."""
     try:
         yield
     except (

@@ -271,7 +271,8 @@ class BucketTimes:
 
     @classmethod
     def watch(cls, model: nn.Module, on_host: bool) -> "BucketTimes | None":
-        """Timers for the buckets of ``model``, which comes from ``wrap_ddp``; None if it exchanges nothing."""
+        """Timers for the buckets of ``model``, which comes from ``wrap_ddp``; None if the model exchanges
+        nothing."""
         if not isinstance(model, DistributedDataParallel):
             return None
         times = cls(dist.get_world_size(), on_host)
@@ -279,7 +280,7 @@ class BucketTimes:
         return times
 
     def start(self) -> None:
-        """Discard what was counted so far."""
+        """Discard the times recorded so far."""
         self.buckets.clear()
 
     def exchange(self, steps: int) -> Exchange:

@@ -1,9 +1,9 @@
 """Spatial parallelism: the ranks of a group hold slabs of one volume and exchange the halos of their convolutions.
 
-A convolution with several taps needs planes of the neighbouring slabs, the halo; in the backward pass their
-gradients are sent back. Before slabs become too thin they are gathered, and every rank of the group computes the
-rest of the network. PyTorch's own sharded convolution (DTensor) is not used because it treats a slab as the whole
-volume.
+A convolution with several taps needs planes of the neighbouring slabs, the halo; in the backward pass, the
+gradients of these planes are sent back. Before slabs become too thin they are gathered, and every rank of the
+group computes the rest of the network. PyTorch's own sharded convolution (DTensor) is not used because it treats a
+slab as the whole volume.
 """
 
 import time
@@ -30,7 +30,7 @@ class Traffic:
     seconds: float = 0.0
 
     def take(self) -> tuple[int, float]:
-        """Bytes and seconds since the last call."""
+        """Return the bytes sent and the seconds waited since the last call."""
         taken = self.bytes, self.seconds
         self.bytes, self.seconds = 0, 0.0
         return taken
@@ -39,7 +39,7 @@ class Traffic:
 @dataclass(frozen=True)
 class SpatialGroup:
     """This rank's position in its group. ``process_group``: the group's ranks in the order of ``plan``; ``first``:
-    rank in the world of the first of them."""
+    the world rank of the group's first rank."""
 
     plan: SlabPlan
     rank: int

@@ -61,8 +61,8 @@ def restore(
     """Restore the checkpoint in ``folder``; returns its epoch and ``numbers``.
     ``rename`` maps the name of a weight in older checkpoints to its current one.
 
-    Raises UserError if it is missing, damaged, from a different network, or written by a different number of
-    ranks.
+    Raises UserError if the checkpoint is missing, damaged, from a different network, or written by a different
+    number of ranks.
     """
     saved = checkpoint.load(folder)
     checkpoint.require_ranks(saved, folder, world.size)

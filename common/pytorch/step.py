@@ -138,8 +138,8 @@ def make_steps(
     captured: Captured | None = None,
 ) -> Steps[Measured]:
     """The steps of the model with the run's settings and with gradients averaged over ranks. Call it again after
-    freezing weights. ``captured``: turns a training step, and the network in evaluation, into a function that
-    replays it."""
+    freezing weights. ``captured``: a function that turns a training step, or the network in evaluation, into a
+    function that replays it."""
     model, optimizer, scaler, world = state
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
@@ -316,9 +316,9 @@ def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes
 
 
 def report_slow_devices(work: Callable[[], object], device: torch.device, world: World) -> None:
-    """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as the median rank's.
-    In a training step all ranks take as long as the slowest, so ``work`` must not contain collectives. Called by
-    all ranks."""
+    """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as that of the median
+    rank. In a training step all ranks take as long as the slowest, so ``work`` must not contain collectives.
+    Called by all ranks."""
     if world.size == 1:
         return
     seconds = []

@@ -153,7 +153,7 @@ class SecretFile:
     kind: Kind = "a file"
 
     def create(self) -> Secret:
-        """Called by rank 0: a new secret, which is written to the file. Raises OSError."""
+        """Create a secret and write it to the file. Called by rank 0. Raises OSError."""
         key = secrets.token_hex(32).encode()
         new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -192,7 +192,7 @@ class Munge:
             return None
 
     def fresh(self) -> "Munge":
-        """No copy is needed: the daemon issues a new credential for each proof."""
+        """This object itself, since the daemon issues a new credential for each proof."""
         return self
 
     def prove(self, words: bytes) -> str:

@@ -112,8 +112,8 @@ _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 
 
 def _read(launcher: Launcher, env: Mapping[str, str], *names: str) -> RankInfo:
-    """The position of this rank, read from the variables ``names``: rank and number of ranks in the launch, the
-    same on the node, and, if the launcher reports them, node and number of nodes."""
+    """The position of this rank, read from the variables ``names``: rank and number of ranks in the launch, rank
+    and number of ranks on the node, and, if the launcher reports them, node and number of nodes."""
     rank, size, local_rank, local_size, *place = (number(env, name) for name in names)
     node, nodes = place or (None, None)
     return RankInfo(launcher, rank, size, local_rank, local_size, node, nodes)
@@ -271,10 +271,10 @@ def _check(info: RankInfo) -> None:
 def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
     """Number of compute threads per rank with which the ranks of a node do not share cores.
 
-    With srun and SLURM_CPUS_PER_TASK, it is the number of cores per task, but at most the cores this process may
-    run on. If mlhpc bound this rank, or it is the node's only rank, it is the number of cores it may run on.
-    Otherwise it is this rank's share of the cores that its launcher may run on, again at most its own cores, since
-    the launcher may have bound it to more (mpirun --bind-to package) or fewer. It is at least one.
+    With srun and SLURM_CPUS_PER_TASK: the number of cores per task, but at most the cores that this process may
+    run on. For a rank that mlhpc bound, or the only rank of a node: the number of cores that this process may run
+    on. Otherwise: this rank's share of the cores that its launcher may run on, again at most its own cores, since
+    the launcher may have bound the rank to more (mpirun --bind-to package) or fewer. The result is at least one.
     """
     cores = len(os.sched_getaffinity(0))
     if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:

@@ -1,6 +1,7 @@
 """TCP connections between ranks that prove that they belong to the same run; other connections are rejected.
 
-They are for data that is not sent by the framework's collectives; ``Connection`` is for small messages.
+These connections are for data that is not sent by the framework's collectives; ``Connection`` is for small
+messages.
 """
 
 import os
@@ -79,7 +80,7 @@ def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -
 def accept(
     listener: socket.socket, proof: Proof, ranks: Sequence[int], seconds: float = CONNECT_S
 ) -> tuple[socket.socket, ...]:
-    """The connections of ``ranks``, in their order; other connections are rejected.
+    """The connections from ``ranks``, in the order of ``ranks``; other connections are rejected.
 
     Raises UserError if one of ``ranks`` does not connect within ``seconds``.
     """

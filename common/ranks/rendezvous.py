@@ -42,7 +42,7 @@ class Rendezvous:
     """Where to find rank 0: on one of ``ports`` of one of ``hosts``, for peers with this launch's ``proof``.
 
     If all ``hosts`` are loopback (all ranks are on one machine), rank 0 listens only there. The first rank of this
-    node gathers the others on one of ``node_ports``; if that is empty, each rank connects to rank 0.
+    node gathers the node's other ranks on one of ``node_ports``; if there are none, each rank connects to rank 0.
     """
 
     hosts: tuple[str, ...]
@@ -97,10 +97,10 @@ def gather_peers(
     hosts: Sequence[str],
     timeout_s: float,
 ) -> Meeting:
-    """Rank 0's part of the roll call.
+    """Do rank 0's part of the roll call.
 
     Raises ``UserError``, also on the ranks that have connected, if a rank does not connect within ``timeout_s``
-    seconds or is lost, if two processes have the same rank, or if one was launched with a different world size.
+    seconds or is lost, if two processes have the same rank, or if a rank was launched with a different world size.
     """
     peers, direct = {me.rank: me}, dict[socket.socket, tuple[Peer, Connection, str, str]]()
     deadline = time.monotonic() + timeout_s
@@ -213,8 +213,8 @@ def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], tim
 
 
 def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeting:
-    """The part of every rank other than 0 in the roll call. Raises ``UserError`` if rank 0 is not found or is
-    lost, and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
+    """Take part in the roll call on a rank other than 0. Raises ``UserError`` if rank 0 is not found or is lost,
+    and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
     # If rank 0 started last, it still waits its full timeout for other ranks.
     deadline = time.monotonic() + 2 * timeout_s + GREETING_S
     up, proof = _find_above(me, size, rendezvous, timeout_s)
@@ -257,8 +257,8 @@ def _gather_node(
     proof: Proof,
     deadline: float,
 ) -> None:
-    """On the first rank of a node: report the ranks that connect here to rank 0, until rank 0 answers, and add
-    them to ``below``."""
+    """On the first rank of a node: accept the node's other ranks, add them to ``below`` and report them to rank 0,
+    until rank 0 answers."""
     new: list[dict[str, Any]] = []
     if not (listener := _node_listener(rendezvous)):
         return

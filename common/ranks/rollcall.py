@@ -56,8 +56,8 @@ SAME_FAILURE_S, or longer on a busy node."""
 class RollCall:
     """The connections of one rank to the rank above it and to the ranks below it.
 
-    They are created by ``call`` and then watched by a thread. When a rank is lost, that thread ends the process
-    with status 1, because the main thread may hang in a collective that never returns.
+    The connections are created by ``call`` and then watched by a thread. When a rank is lost, that thread ends the
+    process with status 1, because the main thread may hang in a collective that never returns.
     """
 
     def __init__(self, me: Peer, met: Meeting) -> None:
@@ -98,8 +98,8 @@ class RollCall:
 
         ``listener``: rank 0's listening socket, if it is already bound. ``hosts``: the names of the nodes, for
         messages, if the launcher reports them. Raises ``UserError`` on every rank that connected if others did not
-        connect within ``timeout_s`` seconds (it names them), if two processes have the same rank, or if one was
-        launched with a different world size; and if rank 0 is not found.
+        connect within ``timeout_s`` seconds (the message names them), if two processes have the same rank, if a
+        process was launched with a different world size, or if rank 0 is not found.
         """
         if me.rank == 0:
             with listener or listen(rendezvous) as accepting:
@@ -133,7 +133,7 @@ class RollCall:
         self._callback = callback
 
     def name_places(self, place: Callable[[int], str]) -> None:
-        """Report lost ranks with ``place(rank)``, such as their coordinates in the mesh, from now on."""
+        """From now on, report lost ranks together with ``place(rank)``, such as their coordinates in the mesh."""
         self._place = place
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
@@ -271,7 +271,8 @@ class RollCall:
         self._lose(rank, reason, phase)
 
     def _lose(self, rank: int, reason: str, phase: str = "") -> None:
-        """Handle the loss of ``rank``. If it is below this rank, rank 0 decides, since it can reach all ranks."""
+        """Handle the loss of ``rank``. If that rank is below this one in the tree, rank 0 decides, since it can
+        reach all ranks."""
         if self._leaving.is_set():
             return
         phase = phase or self._phases[rank]

@@ -65,7 +65,7 @@ class Tree:
             return cls(parent, accept(listener, proof, below))
 
     def barrier(self) -> None:
-        """Return once every rank has called it: one byte goes up the tree of ranks, and one down."""
+        """Return once every rank has called ``barrier``: one byte goes up the tree of ranks, and one down."""
         for child in self.children:
             receive_exactly(child, 1)
         if self.parent is not None:
@@ -122,7 +122,7 @@ class Mpi(Tree):
 
     @classmethod
     def start(cls, info: RankInfo, served: list[str]) -> Self:
-        """Initialise MPI on the ranks that it started. ``served``: modules for the fork server of worker
+        """Initialise MPI on the ranks that MPI started. ``served``: modules for the fork server of worker
         processes, which is started first because MPI's libraries may not survive a fork. Called by all ranks.
         Raises ``UserError``."""
         multiprocessing.set_forkserver_preload(served)
@@ -214,7 +214,8 @@ class SocketWorld:
 
     @classmethod
     def of(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
-        """The world of ranks that answered the roll call and are connected in a tree. Called by all of them."""
+        """The world of ranks that answered the roll call and are connected in a tree. Called by all of these
+        ranks."""
         world = cls(with_node_index(info, roll_call.roll), roll_call, tree)
         world.barrier()
         roll_call.start_beating()

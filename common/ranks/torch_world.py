@@ -74,7 +74,7 @@ class TorchWorld(SocketWorld):
             )
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """A process group of some of the ranks, for tensors on either device; None if this rank is not
+        """A process group of some of the ranks, for tensors on hosts and on devices; None if this rank is not
         among them. Called by all ranks of the world, in the same order."""
         group = dist.new_group(list(ranks), timeout=PATIENCE)
         return group if self.rank in ranks else None
@@ -113,7 +113,7 @@ def _accelerator_type() -> str | None:
 
 
 def _serve_store(address: str) -> TCPStore:
-    """A store on a free port of ``address`` only, since it does not authenticate its clients."""
+    """A store that listens only on a free port of ``address``, since it does not authenticate its clients."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=1024)
     return TCPStore(

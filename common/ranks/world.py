@@ -38,7 +38,7 @@ class World(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank, from 0 to ``size - 1``."""
+        """The number of this rank, from 0 to ``size - 1``."""
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ class World(Protocol):
         """The proof by which ranks of this launch recognise one another on further connections."""
 
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Return once every rank has called ``barrier``."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The element-wise sum over ranks, in float64 and of the shape of ``values``; every rank gets it."""

@@ -1,8 +1,9 @@
 """The files that change nodes between two epochs, and the order in which they move, the same on all ranks.
 
 Files move in steps. In a step, each node sends one file and receives one, or does neither. Ranks do not wait at
-the end of a step, but send and receive in this order. If the order ignored the receivers, several nodes would
-queue for one receiver while others are idle, and transfers would form chains in which each waits for another.
+the end of a step, but send and receive in the order of the steps. If the order ignored the receivers, several
+nodes would queue for one receiver while others are idle, and transfers would form chains in which each waits for
+another.
 
 A node sends as many files as it receives, since it has the same number of files in every epoch. Files are the
 edges of a bipartite graph between the nodes as senders and the nodes as receivers. At each end, a node's files are
@@ -84,7 +85,8 @@ def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indi
 
 
 def _with_column(values: Indices, width: int, column: Indices) -> Indices:
-    """``values`` [rows · width], with ``column`` [rows] inserted before the first of each row; flattened again."""
+    """``values`` [rows · width], with ``column`` [rows] inserted before the first element of each row, and
+    flattened again."""
     return np.insert(values.reshape(-1, width), 0, column, axis=1).reshape(-1)
 
 
@@ -112,8 +114,8 @@ def _put(values: Indices, places: Indices) -> Indices:
 
 
 def rounds(moves: Moves, most: int) -> Iterator[Moves]:
-    """``moves`` divided into rounds of whole steps. In a round, a node receives at most ``most`` bytes, or one
-    file."""
+    """``moves`` divided into rounds of whole steps. In a round, a node receives at most ``most`` bytes, or a
+    single larger file."""
     if not len(moves.steps):
         return
     ends = [*(np.flatnonzero(np.diff(moves.steps)) + 1).tolist(), len(moves.steps)]
@@ -139,7 +141,7 @@ def of_rank(part: Moves, local_rank: int, local_size: int) -> Moves:
 
 
 def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
-    """The largest increase in bytes, [nodes], on each of ``nodes`` nodes at any time during ``moves``."""
+    """The largest increase in bytes on each node, [nodes], at any time during ``moves``."""
     grown, largest = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for part in rounds(moves, most):
         np.add.at(grown, part.receivers, part.sizes + FILE_OVERHEAD)

@@ -26,8 +26,8 @@ def record_of(manifest: Manifest) -> dict[str, Any] | None:
 
 def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup, in_use: bool) -> bool:
     """Prepare the target and return whether it already contains this data set; called by the first rank of a
-    group. Removes files that no longer belong on the node because the number of nodes has changed, but refuses if
-    another run may use them."""
+    group. Removes files that no longer belong on the node because the number of nodes has changed, but raises
+    UserError if another run may use these files, or if the target contains anything else."""
     if not group.leads or not (target / manifests.NAME).exists():
         return False
     try:

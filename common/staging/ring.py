@@ -1,4 +1,4 @@
-"""Reads files that every node needs only once from the shared file system; nodes forward them to each other.
+"""Reads each file that every node needs from the shared file system only once; nodes forward files to each other.
 
 Ranks form rings with one rank of each node. The files are divided among the rings, and the files of a ring among
 its ranks. A rank sends a file to its successor as soon as the file is complete and verified in its own target,
@@ -78,7 +78,8 @@ class Ring:
 
 @contextmanager
 def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
-    """Connect the ring of ``ranks``, which includes this rank; None if ``ranks`` is empty.
+    """Context manager that connects the ring of ``ranks``, which includes this rank; yields None if ``ranks`` is
+    empty.
 
     Called by all ranks. Raises UserError, the same on all ranks, if neighbours cannot connect.
     """
@@ -120,8 +121,8 @@ class Exchange:
 
     def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
         """Run ``copy``, which calls ``send`` for the files that this rank reads, while other threads send and
-        receive files. ``copy`` gets a list of failures, and must stop once it is not empty. ``received`` is called
-        with each received file, from another thread.
+        receive files. ``copy`` gets a list of failures, and must stop once that list is not empty. ``received`` is
+        called with each received file, from another thread.
 
         Returns the result of ``copy`` once every file has been forwarded. Raises what ``copy`` raises, UserError,
         or LinkBroken if a neighbour ends; this rank's neighbours then get LinkBroken.

@@ -91,7 +91,7 @@ class StagingReport:
 
 class RankReport(NamedTuple):
     """Result of one rank: files and bytes written, and bytes read from the source for them; files kept, and how
-    many of them another run uses; seconds."""
+    many of them another run uses; and the time in seconds."""
 
     files: int
     bytes: int
@@ -273,7 +273,7 @@ def _staged_in(target: Path) -> manifests.Manifest | None:
 
 
 def _require_staged(staged: manifests.Manifest) -> None:
-    """Raise UserError unless staging wrote the data set."""
+    """Raise UserError unless the data set ``staged`` was written by staging."""
     if record_of(staged) is None:
         raise UserError(f"{staged.root}: not written by staging, so nothing was removed; remove it by hand")
 

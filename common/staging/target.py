@@ -42,8 +42,8 @@ class StagingGroup:
 
 
 class Need(NamedTuple):
-    """Bytes that a rank must write; the first rank of its group; and, from that first rank only, the file
-    system."""
+    """What a rank reports to check the free space: the bytes that it must write; the first rank of its group; and,
+    from that first rank only, the file system."""
 
     size: int
     leader: int
@@ -206,7 +206,7 @@ def _others_may_replace(status: os.stat_result) -> bool:
 
 
 def make_folders(target: Path, folders: Iterable[str]) -> None:
-    """Create ``folders``, relative to ``target``. Raises UserError if one cannot be created or is a link."""
+    """Create ``folders``, relative to ``target``. Raises UserError if a folder cannot be created or is a link."""
     with as_user_error(target, "cannot be written", "choose another --stage"):
         for folder in sorted({"/".join(p) for path in folders for p in _prefixes(path)}):
             path = target / folder

@@ -117,10 +117,11 @@ class Request:
 class Profile:
     """The ``work`` of one step and its ``wall`` seconds, as means over ``steps``. A step has ``passes`` backward
     passes of ``batch`` samples per rank, and an update. ``modules``: the modules with weights, in the order in
-    which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously to
-    the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: median seconds
-    per step of the same number of steps without a profiler. ``launches``: the launches of one step, if counted.
-    ``memory``: peak bytes of PyTorch's tensors in the steps without a profiler; None on a CPU and for TensorFlow.
+    which the network calls them. ``device``: the measured device; ``gpu``: whether the device computes
+    asynchronously from the host. ``exchange``: None for one rank. ``reading``: None for samples in memory.
+    ``plain``: median seconds per step of the same number of steps without a profiler. ``launches``: the launches
+    of one step, if counted. ``memory``: peak bytes of PyTorch's tensors in the steps without a profiler; None on a
+    CPU and for TensorFlow.
     """
 
     device: str

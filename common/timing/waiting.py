@@ -48,8 +48,8 @@ def give_way() -> None:
     the loop for milliseconds.
 
     The policy is SCHED_IDLE, not just niceness 19, because the kernel then considers a reader's core idle and
-    wakes its own threads there instead of on the loop's core. If other programs keep all cores busy, such a thread
-    would hardly ever run, so it only gets a higher niceness."""
+    wakes its own threads there instead of on the loop's core. If other programs keep all cores busy, a thread with
+    SCHED_IDLE would hardly ever run; this thread then only gets a higher niceness."""
     with suppress(OSError):  # if this is not permitted, steps oversleep more, which is reported
         thread = threading.get_native_id()
         if _keep_io_priority() and not _others_are_busy():

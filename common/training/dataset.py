@@ -130,8 +130,8 @@ def generated_otherwise(facts: Mapping[str, Any], simulation: Simulation) -> str
 
 
 def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> None:
-    """Raise UserError unless a device can decode the data set, which must be encoded by one of ``codecs``, the
-    preferred one first. ``without``: the format of a data set without a codec."""
+    """Raise UserError unless a device can decode the data set, which must be encoded by one of ``codecs``, with
+    the preferred codec first. ``without``: the format of a data set without a codec."""
     if (codec := dataset.facts.get("codec", without)) not in codecs:
         raise UserError(
             f"{dataset.root} is in format {codec}, but loading.decode=device requires {' or '.join(codecs)}; "

@@ -74,13 +74,13 @@ def total(values: Sequence[Any]) -> float:
 
 
 def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
-    """Record the value of the target's metric after ``epoch``. An emulated run has none."""
+    """Record the value of the target's metric after ``epoch``. An emulated run records no value."""
     if not run.emulation.enabled:
         log.metric(run.target.metric, quality, epoch=epoch)
 
 
 def checkpoint(run: Run, log: RunLog, epoch: int, save: Callable[[], None]) -> None:
-    """``save`` the state if a checkpoint is due after ``epoch``, or, in a study, after its steps."""
+    """Call ``save`` if a checkpoint is due after ``epoch`` or, in a study, after the study's steps."""
     every = run.training.checkpoint_epochs
     if every and epoch % every == 0:
         with log.span("checkpoint", epoch=epoch):

@@ -18,7 +18,8 @@ Sections = Mapping[str, bytes | memoryview]
 
 
 class Codec(Protocol):
-    """``name``: used in files and manifests; ``lossy``: decoded arrays may differ from the original."""
+    """A codec. ``name``: its name in files and manifests; ``lossy``: whether decoded arrays may differ from the
+    original."""
 
     name: str
     lossy: bool
@@ -28,8 +29,8 @@ class Codec(Protocol):
         ...
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, which is C-contiguous and has the frame's shape and type. Raises UserError if the frame is
-        malformed, ValueError if ``out`` has a different memory order."""
+        """Decode ``frame`` into ``out``, which is C-contiguous and has the frame's shape and type. Raises
+        UserError if the frame is malformed, ValueError if ``out`` has a different memory order."""
         ...
 
 
@@ -47,7 +48,7 @@ def require_order(out: npt.NDArray[Any]) -> None:
 
 
 def facts(codec: Codec) -> dict[str, Any]:
-    """The facts that the manifest of a data set encoded by ``codec`` contains: the codec's name, whether it is
+    """The facts about ``codec`` in the manifest of a data set that it encoded: the codec's name, whether it is
     lossy, and its error bound, if it has one."""
     more: dict[str, Any] = getattr(codec, "facts", lambda: {})()
     return {"codec": codec.name, "lossy": codec.lossy} | more

@@ -69,8 +69,8 @@ class Frame:
         return UserError(f"{self.where}: {name}{problem}; {_REMEDY}")
 
     def array(self, section: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A section as a one-dimensional array, without copying. Raises UserError if its size is not a multiple of
-        the type's, or is not that of ``length`` items (if given)."""
+        """A section as a one-dimensional array, without copying. Raises UserError if the section's size is not a
+        multiple of the type's size or, if ``length`` is passed, not the size of that many items."""
         kind = np.dtype(dtype)
         if section not in self.sections:
             raise self.error(f"section {section!r} is missing")

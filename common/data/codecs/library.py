@@ -49,7 +49,7 @@ def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int
 
 
 def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, one-dimensional, with ``section``. Raises UserError if the sizes differ."""
+    """Decompress ``section`` into ``out``, which is one-dimensional. Raises UserError if the sizes differ."""
     data = _content(frame, section, empty=not out.size)
     if not out.size:
         return
@@ -98,7 +98,7 @@ class Compressed:
         return {"data": self._compress(as_stored(array).reshape(-1)) if array.size else b""}
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, which has the frame's shape."""
+        """Decode ``frame`` into ``out``, which has the frame's shape."""
         require_order(out)
         frame.require(self.name, out.dtype, out.shape)
         _content(frame, "data", empty=not out.size)
@@ -149,8 +149,8 @@ def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
 
 def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``, or
-    in zfp's lossless mode if it is 0. zfp exceeds some tolerances (for instance with values of 1e-29), so the
-    caller must verify the error. Raises UserError for other values."""
+    in zfp's lossless mode if ``tolerance`` is 0. zfp exceeds some tolerances (for instance with values of 1e-29),
+    so the caller must verify the error. Raises UserError if a value is not finite."""
     if not np.isfinite(plane).all():
         raise UserError("zfp supports only finite values; use another codec")
     zfp = load("zfpy", "zfpy")
@@ -164,7 +164,7 @@ def zfp_decompress(
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``zfp_compress``; returns an array of ``shape``, [rows, columns]. Raises UserError if the section
     is missing or empty. zfp itself validates nothing: it turns a damaged stream into wrong values, and reads
-    beyond the end of a short one."""
+    beyond the end of a truncated one."""
     if not 0 <= tolerance < np.inf:
         raise frame.error("contains an invalid tolerance", "limits")
     data = _content(frame, section, empty=False)
@@ -181,7 +181,7 @@ def zfp_decompress(
 
 def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``; the
-    caller must verify the error. Raises UserError for other values."""
+    caller must verify the error. Raises UserError if a value is not finite."""
     if not np.isfinite(plane).all():
         raise UserError("sz3 supports only finite values; use another codec")
     pysz = load("pysz", "pysz")
@@ -196,7 +196,7 @@ def sz3_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``sz3_compress``; returns an array of ``shape``, [rows, columns]. ``tolerance`` is not used,
-    since the stream contains it. Raises UserError if the section is missing or SZ3 refuses it."""
+    since the stream contains it. Raises UserError if the section is missing or SZ3 cannot decompress it."""
     data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
     pysz = load("pysz", "pysz")
     try:
