@@ -191,8 +191,8 @@ def in_processes(
 
 
 def _interruptible(work: Callable[[Task], Result], task: Task) -> Result:
-    """``work(task)`` in a worker process that otherwise blocks SIGINT: between tasks, the signal would end the
-    process with a traceback, and the pool would then kill the other processes while they write a file."""
+    """Call ``work(task)`` in a worker process that otherwise blocks SIGINT: between tasks, the signal would end
+    the process with a traceback, and the pool would then kill the other processes while they write a file."""
     blocked = partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT])
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -136,7 +136,7 @@ class Shards:
 
 
 def files_of_rank(files: Sequence[File], index: int, size: int) -> Files:
-    """The files of rank ``index``, in the order of ``files``, when ``size`` ranks share them, balanced in
-    bytes."""
+    """The files of rank ``index``, in the order of ``files``, when ``size`` ranks divide them so that each rank
+    has about the same number of bytes."""
     files = Files.of(files)
     return files.at(balance(files.sizes, size) == index)

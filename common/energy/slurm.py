@@ -62,7 +62,7 @@ class SlurmNodes:
         self._started = self._clock()
 
     def spent(self) -> Spent:
-        """Read the samples just after the run has stopped; returns the difference."""
+        """Read the samples just after the run has stopped; returns the energy used since ``start``."""
         stopped = self._clock()
         after = samples(self._names)
         if after is None:

@@ -93,7 +93,7 @@ def _joules(path: Path) -> float:
 def cray(measured: Measured, root: Path = Path("/")) -> Counters:
     """Counters from pm_counters, which every user may read and which a node updates ten times a second:
     ``12345 J 1700000000000000 us`` (HPE, docs-csm, "User Access to Compute Node Power Data"). The node's counter
-    includes the others."""
+    includes the other counters."""
     files = _cray_files(measured, root / "sys/cray/pm_counters")
     if not files:
         return Counters(measured)

@@ -98,8 +98,8 @@ def read_records(
     """The records of a TFRecord file, plain or gzip (judging by its first bytes), with every checksum verified.
 
     Unless the caller passes the file's content as ``raw``, the whole file is read, since it contains one sample.
-    The records are views of that memory. A gzip file that would decompress to more than ``max_bytes`` is refused
-    before memory for it is allocated.
+    The records are views of the content in memory. A gzip file that would decompress to more than ``max_bytes`` is
+    refused before memory for it is allocated.
 
     Raises UserError naming the file when it cannot be read, is not a TFRecord file, or is too large,
     truncated or corrupt.

@@ -68,7 +68,8 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
 
 def without_code(device: torch.device) -> str:
     """Why kernels of the installed PyTorch cannot run on ``device``, in one line; empty if they can. Machine code
-    runs on its own architecture and on later ones of the same generation, PTX ("compute_") on all later ones."""
+    runs on the architecture that it was compiled for and on later ones of the same generation, PTX ("compute_") on
+    all later ones."""
     if device.type != "cuda":
         return ""
     facts, built = torch.cuda.get_device_properties(device), torch.cuda.get_arch_list()

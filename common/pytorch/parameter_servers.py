@@ -45,8 +45,8 @@ class Traffic:
     received: int = 0
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send tensors of any shape to, and receive into tensors from, other ranks at the same time; returns when
-        all transfers are complete."""
+        """Exchange tensors of any shape with other ranks: send some and receive into others at the same time;
+        returns when all transfers are complete."""
         works = [dist.irecv(tensor, rank) for rank, tensor in receives]
         works += [dist.isend(tensor, rank) for rank, tensor in sends]
         for work in works:

@@ -332,7 +332,7 @@ def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 @contextmanager
 def _named(model: nn.Module) -> Iterator[None]:
-    """Makes every call of a module of ``model`` a range of the trace."""
+    """Context manager in which every call of a module of ``model`` becomes a range in the trace."""
     ranges: list[Any] = []
 
     def enter(name: str) -> None:

@@ -57,8 +57,9 @@ class SpatialGroup:
         receives: list[tuple[int, Tensor]],
         traffic: Traffic | None = None,
     ) -> None:
-        """Send tensors to, and receive into tensors from, other ranks, which are numbered within the group.
-        Bytes and seconds are counted in ``traffic``, or else in the group's own counter."""
+        """Exchange tensors of any shape with other ranks, which are numbered within the group: send some and
+        receive into others at the same time. Bytes and seconds are counted in ``traffic``, or else in the group's
+        own counter."""
         begin = time.perf_counter()
         group = self.process_group
         operations = [dist.P2POp(dist.irecv, tensor, self.first + peer, group) for peer, tensor in receives]

@@ -97,7 +97,7 @@ class World(Protocol):
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
         """Run ``clean_up`` on this rank when the loss of another rank ends it. This is meant for clean-up that no
-        other rank can do, such as removing files on this node, and has a few seconds."""
+        other rank can do, such as removing files on this node, and may take a few seconds."""
 
     def fail(self, reason: str) -> None:
         """Report to the other ranks why this rank is about to end."""

@@ -134,8 +134,8 @@ def rounds(moves: Moves, most: int) -> Iterator[Moves]:
 
 
 def of_rank(part: Moves, local_rank: int, local_size: int) -> Moves:
-    """The moves of the round ``part`` made by ranks with this ``local_rank``: an equal share, of consecutive
-    steps."""
+    """The moves that ranks with this ``local_rank`` make in the round ``part``: an equal share, consisting of
+    consecutive steps."""
     steps, of_step = np.unique(part.steps, return_inverse=True)
     return part.part(of_step * local_size // len(steps) == local_rank)
 

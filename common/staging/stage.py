@@ -90,8 +90,8 @@ class StagingReport:
 
 
 class RankReport(NamedTuple):
-    """Result of one rank: files and bytes written, and bytes read from the source for them; files kept, and how
-    many of them another run uses; and the time in seconds."""
+    """Result of one rank: number of files and bytes written, and bytes read from the source to write them; number
+    of files kept, and how many of these another run uses; seconds that the rank took."""
 
     files: int
     bytes: int

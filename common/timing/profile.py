@@ -145,7 +145,8 @@ class Profile:
 
     @property
     def busy(self) -> float:
-        """Seconds per step in which operations ran, summed, so more than ``wall`` if they overlap."""
+        """Seconds per step that operations ran, summed over operations, so more than ``wall`` if operations
+        overlap."""
         return sum(work.seconds for work in self.work)
 
     @property

@@ -103,7 +103,8 @@ class StepTimer:
         return sum(self.waits) + self.last_wait
 
     def waited(self) -> float:
-        """Seconds of data wait so far, including the open step's. Waits for the device to begin that step."""
+        """Seconds of data wait so far, including that of the open step. Waits for the device to begin that
+        step."""
         while self._in_flight:
             self._settle()
         waited = self.total_wait
@@ -131,7 +132,8 @@ class StepTimer:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """The 50th, 90th and 99th percentile of ``seconds``, by nearest rank, and the maximum; {} for no values."""
+    """The 50th, 90th and 99th percentile of ``seconds``, by nearest rank, and the maximum; empty if there are no
+    values."""
     if not seconds:
         return {}
     ordered = sorted(seconds)

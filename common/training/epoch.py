@@ -100,9 +100,10 @@ def log_epoch(
 ) -> None:
     """Record what ``epoch`` trained on, and print its line. Called by all ranks.
 
-    ``samples``: number over all ranks; ``bytes_read``: by this rank; ``rate``: learning rate of the last update;
-    ``loss``: mean over steps and ranks; ``quality``: value of the last evaluation, None without one. An emulated
-    run has neither loss nor quality, so only samples, bytes and rate are recorded.
+    ``samples``: number of samples over all ranks; ``bytes_read``: bytes that this rank read; ``rate``: learning
+    rate of the last update; ``loss``: mean over steps and ranks; ``quality``: value of the last evaluation, or
+    None if there was none. An emulated run has neither loss nor quality, so only samples, bytes and rate are
+    recorded.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)
