@@ -235,8 +235,9 @@ def difference(
     second: Mapping[str, list[Tensor]],
     replayed: Mapping[str, list[Tensor]],
 ) -> str:
-    """An objection naming the first kind of tensors for which ``replayed`` is more than twice as far from
-    ``first`` as ``second``, which comes from the same eager steps; empty if there is none."""
+    """Compare tensors from the same steps, run eagerly twice (``first``, ``second``) and replayed. Returns an
+    objection naming the first kind of tensors for which ``replayed`` is more than twice as far from ``first`` as
+    ``second`` is; empty if there is none."""
     for kind, values in first.items():
         own, other = _distance(values, second[kind]), _distance(values, replayed[kind])
         if not other <= 2 * own:

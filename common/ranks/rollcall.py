@@ -8,7 +8,7 @@ call at the start, report their phase, and notice immediately if one of them is 
 The messages on a connection are ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason) and
 ``bye`` (it ends normally). The first rank of a node passes on these messages: upwards, ``fail`` and ``lost`` about
 a rank of its node (``of``); downwards, ``facts`` and ``fail`` from rank 0, and ``loss`` from the rank that has
-reported a loss, which also goes to the lost rank.
+reported a loss. A ``loss`` is also sent to the lost rank itself.
 """
 
 import os
