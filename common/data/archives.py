@@ -1,8 +1,8 @@
 """Data sets with many samples per file: the mapping of samples to archives, and writing archives.
 
 The archives of a folder, sorted by name, contain its samples, sorted by name: ``samples_per_archive`` (a fact in
-the manifest) per archive, and the rest in the last one. Sample i is therefore the same whether or not the data set
-is packed, and a run reads the same batches.
+the manifest) in each archive, except that the last may have fewer. Sample i is therefore the same whether or not
+the data set is packed, and a run reads the same batches.
 """
 
 import os
@@ -37,7 +37,7 @@ def samples_per_archive(dataset: Manifest) -> int | None:
 
 
 def require_unpacked(dataset: Manifest) -> None:
-    """Raise UserError if the samples of ``dataset`` are packed: converters read files."""
+    """Raise UserError if the samples of ``dataset`` are packed, because converters read one file per sample."""
     if samples_per_archive(dataset):
         raise UserError(
             f"{dataset.root} has archives; convert the original, or unpack them (unzip every "
@@ -54,14 +54,14 @@ def require_none(root: Path, files: Files) -> None:
 
 
 def described(each: int | None) -> str:
-    """How samples are packed, as text for the last line that a conversion prints."""
+    """A phrase that says how samples are packed, for the last line that a conversion prints."""
     return f", {each} per archive" if each else ""
 
 
 def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, samples: int) -> list[Member]:
     """The samples, in order, that are in the archives ``files`` under ``root`` and among the first ``samples``
-    samples of ``folder``. ``files`` may be only part of the folder's archives; none is opened. Raises UserError if
-    the folder's archives do not match the numbers in the manifest.
+    samples of ``folder``. ``files`` may be only part of the folder's archives; no archive is opened. Raises
+    UserError if the folder's archives do not match the numbers in the manifest.
     """
     each, archives = samples_per_archive(dataset), dataset.folder(folder)
     available = dataset.samples(folder)
@@ -86,8 +86,8 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
 
 
 def grouped(names: Sequence[str], each: int) -> dict[str, list[str]]:
-    """The archives to be written for the samples ``names`` (``folder/file``), with ``each`` samples per archive:
-    from an archive's name to its samples."""
+    """The archives to write for the samples ``names`` (``folder/file``), with ``each`` samples per archive: a
+    dictionary from the archives' names to lists of sample names."""
     archives = {}
     for folder, group in groupby(sorted(names), key=lambda name: name.rpartition("/")[0]):
         of_folder = list(group)
@@ -103,11 +103,11 @@ def write_missing(
     world: World,
     workers: int,
 ) -> None:
-    """Write those ``archives`` (from ``grouped``) that are missing in ``out``; ``content(name)`` returns the bytes
-    of a sample's file. The ranks divide the archives among them; each rank uses ``workers`` threads, and each
-    thread keeps one sample in memory at a time.
+    """Write those ``archives`` (from ``grouped``) that are missing in ``out``; ``content(name)`` returns the
+    content of a sample's file. The ranks divide the archives among them; each rank uses ``workers`` threads, and
+    each thread keeps one sample in memory at a time.
 
-    Called by all ranks. Raises UserError, the same on all ranks: what ``content`` raises, or a full disk.
+    Called by all ranks. Raises UserError, the same on all ranks, if ``content`` raises one or the disk is full.
     """
     lacking = set(on_rank0(world, lambda: generate.missing(out, list(archives))))
     todo = [name for name in archives if name in lacking][world.rank :: world.size]

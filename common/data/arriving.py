@@ -8,8 +8,8 @@ from mlhpc.common.formats.archive import Member, Sample, file_of
 
 
 class Arriving(Sequence[Sample]):
-    """``samples`` whose location is decided when they are requested: ``staged`` if their file exists there by
-    then, otherwise ``source``."""
+    """A sequence of ``samples``, each located when it is requested: in the folder ``staged`` if its file has
+    arrived there by then, otherwise in ``source``."""
 
     def __init__(self, samples: Sequence[Sample], staged: Path, source: Path) -> None:
         self._samples, self._staged, self._source = samples, staged, source

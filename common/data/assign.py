@@ -22,8 +22,9 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The samples in a rank's two pools, and the rank's number within them. ``train`` and ``evaluation`` are in
-    the form that a loader's source reads; here they are samples sorted by path."""
+    """This rank's samples for training and for evaluation, the pools of ranks that share them, and the rank's
+    number in each pool. ``train`` and ``evaluation`` are whatever the loader's source reads; in this module, they
+    are sequences of samples sorted by path."""
 
     train: Any
     evaluation: Any
@@ -39,7 +40,7 @@ class RankSamples:
 
 @dataclass(frozen=True)
 class Paths(Sequence[Path]):
-    """The paths of ``files`` under ``root``, made when they are requested."""
+    """The paths of ``files`` under ``root``, each created when it is requested."""
 
     files: Files
     root: Path
@@ -104,8 +105,8 @@ def samples_of(
     is_sample: Callable[[str], bool] | None = None,
 ) -> Sequence[Sample]:
     """The samples of ``folder``, in order, that are in ``files``, a subset of the data set's files, under
-    ``root``. ``needed``: number of samples in the whole folder. Raises UserError if archives do not match the
-    manifest."""
+    ``root``. ``needed``: the number of samples that the run needs from the whole folder. Raises UserError if
+    archives do not match the manifest."""
     if archives.samples_per_archive(dataset) is not None:
         return archives.members(dataset, folder, files, root, needed)
     selected = Files.of(files).folder(folder)

@@ -1,5 +1,5 @@
-"""Compares combinations of data set, loader and settings: agreement of their samples, and the bottleneck of
-each."""
+"""Compares combinations of data set, loader and settings: whether their samples agree, and the bottleneck of each
+combination."""
 
 import multiprocessing
 import statistics
@@ -29,9 +29,9 @@ Measured = Mapping[Way, Sequence[Figures]]
 def run_all(
     ways: Sequence[Way], epoch: Callable[[Way], Figures], rounds: int
 ) -> tuple[dict[Way, list[Figures]], dict[Way, str]]:
-    """Call ``epoch`` for each way in turn, ``rounds`` times, each in its own process. Returns the results, and the
-    reason for each way that raises UserError. ``epoch`` must be picklable. Raises the first UserError if no way
-    can be measured."""
+    """Call ``epoch`` for each way in turn, ``rounds`` times, with a separate process for each call. Returns the
+    results of each way, and the message of each way that raises UserError. ``epoch`` must be picklable. Raises the
+    first UserError if no way can be measured."""
     results: dict[Way, list[Figures]] = {way: [] for way in ways}
     reasons: dict[Way, str] = {}
     with progress(rounds * len(ways), "bench", "turns") as advance:
@@ -50,8 +50,8 @@ def run_all(
 
 def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
     """Compare each way's samples with the samples of the first way with the same batch size and sample type.
-    Returns, for each, "bit for bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. If one of
-    the two data sets is lossy, ``x`` may differ by any amount, but ``y`` must be equal."""
+    Returns for each way "bit for bit", the mean difference of ``x``, or "NO" if that difference exceeds ``close``.
+    If one of the two data sets is lossy, ``x`` may differ by any amount, but ``y`` must be equal."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     agreement = {}
     for way, figures in measured.items():
@@ -63,7 +63,8 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
 
 
 def medians(figures: Sequence[Figures]) -> Figures:
-    """The median of every number over the rounds; the checksums and values of samples are the first round's."""
+    """The median of every number over the rounds; the checksums and values of samples are those of the first
+    round."""
     numbers = ("warm", "cold", "read", "delivered", "cpu_s", "memory")
     middle: dict[str, Any] = {
         name: statistics.median(getattr(each, name) for each in figures) for name in numbers
@@ -85,8 +86,8 @@ def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
 
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
-    """The share of a sample's processor time that is spent on decoding, checksums, normalisation and layout rather
-    than on reading its bytes. None if no bytes are read."""
+    """The fraction of the processor time per sample that is spent on decoding, checksums, normalisation and layout
+    rather than on reading its file. None if no bytes are read."""
     if not (figures.read and figures.cpu_s):
         return None
     return min(1.0, max(0.0, 1 - figures.read * ceilings.read_cpu_s / figures.cpu_s))
@@ -107,7 +108,7 @@ def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> st
 
 
 def label(way: Way, ways: Sequence[Way]) -> str:
-    """The settings in which the combination ``way`` differs from the others."""
+    """The settings in which the combination ``way`` differs from the other combinations."""
     parts: dict[str, Callable[[Way], str]] = {
         "data": lambda each: each.data.name,
         "loader": lambda each: each.loader,
@@ -172,7 +173,7 @@ def content(
     ceilings: Ceilings,
     step_s: float | None,
 ) -> dict[str, Any]:
-    """Everything as the JSON of docs/reference/json.md."""
+    """All results, as the JSON described in docs/reference/json.md."""
     rows = []
     for way, rounds in measured.items():
         figures = medians(rounds)

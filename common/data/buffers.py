@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 
 class Buffers:
-    """Memory for the arrays of batches, reused once no array or tensor refers to it, because the page faults of
-    fresh memory take at least half as long as reading a sample. Thread-safe."""
+    """Memory for the arrays of batches, reused once no array or tensor refers to it, because page faults in newly
+    allocated memory take at least half as long as reading a sample. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}

@@ -1,4 +1,5 @@
-"""Upper limits for reading samples on this machine: copying memory, and reading the same files."""
+"""Upper limits of the rate at which samples can be read on this machine: the rate of copying memory, and that of
+reading the same files without processing them."""
 
 import os
 import time
@@ -22,7 +23,7 @@ _ROUNDS = 3
 class Ceilings:
     """Rates of all ``threads`` together, in bytes per second: ``copy`` for copying memory (with at most one thread
     per core), ``cold`` and ``warm`` for reading files that are not, or are, in the page cache. ``read_cpu_s``:
-    seconds of processor time per byte read warm."""
+    seconds of processor time per byte read from the page cache."""
 
     threads: int
     copy: float
@@ -68,7 +69,8 @@ def _seconds(
 
 
 def _read(pool: ThreadPoolExecutor, threads: int, files: Sequence[Path]) -> float:
-    """Seconds that the threads take to read all files; each takes the next file, as a loader's threads do."""
+    """Seconds that the threads take to read all files; each thread takes the next file that none has taken, as a
+    loader's threads do."""
     left = iter(files)
     return _seconds(pool, _read_next, [(left,)] * threads)
 

@@ -1,4 +1,5 @@
-"""Generate a data set of many files with several ranks and processes, and resume after an interruption."""
+"""Generates a data set of many files with several ranks and processes; an interrupted generation can be
+resumed."""
 
 import json
 import multiprocessing
@@ -30,7 +31,7 @@ Result = TypeVar("Result")
 
 SETTINGS = ".simulation.json"
 """The file that records how the files in its folder were generated, so that a restart never mixes two data sets.
-Being hidden, it is not staged."""
+The file is hidden, so it is not staged."""
 
 
 def require_outside(source: Path, out: Path) -> None:
@@ -43,9 +44,9 @@ def require_outside(source: Path, out: Path) -> None:
 
 
 def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
-    """Make ``out`` the folder of a data set with these ``settings``, recorded in the file ``name``.
+    """Create the folder ``out`` for a data set with these ``settings``, which are recorded in its file ``name``.
 
-    Raises UserError if it contains anything else.
+    Raises UserError if ``out`` already contains a data set with different settings, or anything else.
     """
     path = out / name
     try:
@@ -85,8 +86,8 @@ def write_missing(
 
     A task has a key and its files (``folder/file``); ``write`` gets the key and the missing files. The ranks
     divide the tasks (which the progress bar calls ``unit``) among them; each rank uses ``workers`` processes.
-    Raises UserError, the same on all ranks, for a folder created with other ``settings``, a full disk, or a killed
-    worker.
+    Raises UserError, the same on all ranks, if the folder was created with different ``settings``, the disk is
+    full, or a worker is killed.
     """
 
     def find() -> list[tuple[Task, list[str]]]:
@@ -116,8 +117,8 @@ def write_manifest(out: Path, facts: dict[str, Any], files: int, world: World, w
 def write_manifest_of_converted(
     out: Path, facts: dict[str, Any], files: int, world: World, workers: int
 ) -> Manifest:
-    """``write_manifest`` after a conversion. Raises UserError, the same on all ranks, if ``out`` contains
-    more or fewer files than the converted ``files``."""
+    """Like ``write_manifest``, for a data set that was converted. Raises UserError, the same on all ranks, if
+    ``out`` contains more or fewer files than the converted ``files``."""
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
         there = count(len(converted.files), "file")
@@ -127,7 +128,7 @@ def write_manifest_of_converted(
 
 def missing(out: Path, names: Sequence[str], check: Callable[[str], bool] | None = None) -> list[str]:
     """The files among ``names`` (``folder/file``) that are missing in ``out`` or fail ``check`` (default:
-    ``is_whole``); creates the folders."""
+    ``is_whole``). Also creates the folders of ``names``."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -141,8 +142,8 @@ def missing(out: Path, names: Sequence[str], check: Callable[[str], bool] | None
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file with its final name is complete, judged by its size, its beginning and its end: after a power
-    cut, a file that was not synced may be empty or truncated. Raises OSError."""
+    """Return whether a file with its final name is complete, judged by its size, its beginning and its end: after
+    a power cut, a file that was not synced may be empty or truncated. Raises OSError."""
     if path.suffix == ".mlc":
         return frame.is_whole(path)
     return path.stat().st_size > 0 and (path.suffix != archive.SUFFIX or zipfile.is_zipfile(path))
@@ -154,8 +155,8 @@ def in_processes(
     workers: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Result]:
-    """The results of ``work`` for every task, in order, computed by ``workers`` processes, or in this process if
-    one is enough.
+    """The results of ``work`` for every task, in order, computed by ``workers`` processes, or in this process if a
+    single process is enough.
 
     Raises what ``work`` raises, and UserError when a process was killed.
     """
@@ -190,15 +191,15 @@ def in_processes(
 
 
 def _interruptible(work: Callable[[Task], Result], task: Task) -> Result:
-    """``work(task)`` in a worker process that otherwise blocks SIGINT: between tasks, the signal would end the
-    process with a traceback, and the pool would then kill the other processes while they write a file."""
+    """Call ``work(task)`` in a worker process that otherwise blocks SIGINT: between tasks, the signal would end
+    the process with a traceback, and the pool would then kill the other processes while they write a file."""
     blocked = partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT])
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return work(task)
     except KeyboardInterrupt:
         blocked()
-        signal.raise_signal(signal.SIGINT)  # pending again: it ends the tasks that this process already has
+        signal.raise_signal(signal.SIGINT)  # stays pending, to end this process's remaining tasks
         raise
     finally:
         blocked()

@@ -46,7 +46,7 @@ class Reader(Protocol):
 
     @property
     def finish(self) -> Callable[[Sequence[Any], list[Any]], Any]:
-        """A function ``finish(arrays, results)`` that makes the batch from its arrays and what ``read`` returned
+        """A function ``finish(arrays, results)`` that creates the batch from its arrays and what ``read`` returned
         for each sample."""
 
 
@@ -76,7 +76,7 @@ def by_threads(
     """A feed that reads samples with threads of this process, in the pool that ``threads`` opens.
 
     ``take(shape, dtype)`` supplies the arrays of a batch (None: NumPy arrays); ``as_array`` views one as a NumPy
-    array. The caller may keep the arrays; the memory of dropped ones is reused.
+    array. The caller may keep the arrays; the memory of arrays that the caller drops is reused.
     """
     memory = Buffers()
     take = take or (lambda shape, dtype: memory.take(shape, dtypes.NUMPY.get(dtype, dtype)))
@@ -100,8 +100,8 @@ def by_threads(
 
 
 class Source(Generic[Batch]):
-    """How the samples of a benchmark are found, read and finished: a ``Reader`` and the ``feed`` that uses it. A
-    benchmark defines ``feed``, ``parts`` and ``read``, and other methods as needed.
+    """How the samples of a benchmark are found, read and made into batches: a ``Reader`` and the ``feed`` that
+    uses it. A benchmark defines ``feed``, ``parts`` and ``read``, and other methods as needed.
     """
 
     feed: Feed
@@ -111,22 +111,23 @@ class Source(Generic[Batch]):
     def assign(
         self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
     ) -> RankSamples:
-        """This rank's samples, as from ``assign_samples``, which gets ``sizes`` as keyword arguments."""
+        """This rank's samples. By default, ``assign_samples`` selects them, with ``sizes`` as keyword
+        arguments."""
         return assign_samples(dataset, staged, mode, world, **sizes)
 
     def for_epoch(self, samples: Any, draw: Draw | None) -> tuple[Reader, Callable[[int], Any]]:
-        """The reader of ``samples`` (from ``RankSamples``) for one epoch, and a function that returns the key of
-        sample i. ``draw`` is None in an evaluation."""
+        """The reader of ``samples`` (``train`` or ``evaluation`` of ``RankSamples``) for one epoch, and a function
+        that returns the key of sample i. ``draw`` is None for an evaluation."""
         return self, samples.__getitem__
 
     def finish(self, arrays: Sequence[Any], results: list[Any]) -> Any:
-        """As in ``Reader``. By default it returns the arrays and the sum of the results, which are sizes in
+        """Like ``Reader.finish``. By default, returns the arrays and the sum of the results, which are sizes in
         bytes."""
         return tuple(arrays), sum(results)
 
     def deliver(self, finished: Any) -> tuple[Batch, int]:
-        """The batch for the training loop made from what ``finish`` returned, and the number of bytes that it has
-        in storage. Called in this process, in order."""
+        """The batch for the training loop, made from what ``finish`` returned, and the number of bytes that its
+        samples have in storage. Called in this process, in the order of the batches."""
         batch: tuple[Batch, int] = finished
         return batch
 
@@ -139,10 +140,10 @@ class Source(Generic[Batch]):
 class Loader(Generic[Batch]):
     """The batches of one rank from ``source``, in the order of ``sharding``.
 
-    ``steps``, of one batch each, is the number that ``sharding.steps_per_epoch`` returned on all ranks. If the
-    ranks of a spatial group divide the reading, an iterator yields only every ``every``-th batch from ``first``
-    on. The caller may keep the batches. An iterator that is closed or dropped stops its threads or processes.
-    Errors in files are raised from the iterator as UserError.
+    ``steps``: training batches per epoch, as ``sharding.steps_per_epoch`` returned on all ranks. If the ranks of a
+    spatial group divide the reading, an iterator yields only every ``every``-th batch from ``first`` on. The
+    caller may keep the batches. An iterator that is closed or dropped stops its threads or processes. Errors in
+    files are raised from the iterator as UserError.
     """
 
     samples: RankSamples
@@ -160,8 +161,8 @@ class Loader(Generic[Batch]):
         yield from self._read(self.samples.train, self._train_batches(epoch)[first::every], draw)
 
     def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
-        """Every evaluation sample of this rank once, in order. The last batch may be smaller, and so may others if
-        the source leaves out samples."""
+        """Every evaluation sample of this rank once, in order. The last batch may be smaller, and so may other
+        batches if the source leaves out samples."""
         yield from self._read(self.samples.evaluation, self._eval_batches()[first::every], None)
 
     def eval_batch_sizes(self) -> list[int]:
@@ -169,7 +170,7 @@ class Loader(Generic[Batch]):
         return [len(batch) for batch in self._eval_batches()]
 
     def files_of(self, epoch: int, step: int) -> list[object]:
-        """The names of the samples of one training batch of this rank; ``epoch`` and ``step`` count from 0."""
+        """The names of the samples in one training batch of this rank; ``epoch`` and ``step`` count from 0."""
         return [self.source.name(self.samples.train, int(i)) for i in self._train_batches(epoch)[step]]
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:

@@ -40,12 +40,12 @@ class Way:
     sample_dtype: str = ""
 
     def loading(self) -> dict[str, Any]:
-        """The ``Loading`` settings of this combination, except the loader's name."""
+        """The ``Loading`` settings of this combination, without the loader's name."""
         chosen: dict[str, Any] = {"workers": self.workers}
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
     def facts(self) -> Mapping[str, Any]:
-        """The facts in the data set's manifest; none without a manifest."""
+        """The facts in the data set's manifest; empty if there is no manifest."""
         return manifest.facts_of(self.data)
 
 
@@ -92,8 +92,8 @@ def measure(
     """Read four epochs with ``loader``: one untimed, two timed, and one whose content is compared.
 
     Called in a separate process. Before the third epoch, ``files`` are dropped from the page cache. ``use``
-    consumes a batch within the time measured, ``wait`` returns when that is completed, and ``arrays`` returns a
-    batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
+    consumes a batch within the time measured, ``wait`` returns once all batches are consumed, and ``arrays``
+    returns a batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
     before, samples = memory_bytes(), loader.steps * loader.local_batch_size
 
@@ -156,7 +156,7 @@ def cpu_seconds() -> float:
 
 
 def memory_bytes() -> int:
-    """Bytes of memory of this process and its descendants; shared memory counts once (Pss, proc(5))."""
+    """Bytes of memory that this process and its descendants use; shared memory counts once (Pss, proc(5))."""
     total = 0
     for process in _processes():
         with contextlib.suppress(OSError):  # the process has ended

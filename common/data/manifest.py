@@ -1,4 +1,4 @@
-"""``manifest.json``: every file of a data set with its size and checksum, and the facts of the data set.
+"""``manifest.json``: every file of a data set with its size and checksum, and facts about the data set.
 
 The checksum (``common/files/checksum.py``) detects truncated, damaged and mixed-up files, but not forgery.
 """
@@ -53,7 +53,8 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Files(Sequence[File]):
-    """Files as columns, sorted by path: half a million files take 40 MB, and as objects six times as much.
+    """Files as columns, sorted by path: half a million files take 40 MB, a sixth of what separate objects would
+    take.
 
     ``names``: the paths, encoded as in the file system, each followed by a zero byte. ``sizes`` in bytes, int64
     [n]; ``crc32``, uint32 [n], valid where ``known``, bool [n], is true. ``starts``: where in ``names`` each path
@@ -68,7 +69,7 @@ class Files(Sequence[File]):
 
     @classmethod
     def of(cls, files: Iterable[File]) -> "Files":
-        """The columns of ``files``, which must be sorted by path."""
+        """Convert ``files``, which must be sorted by path, to columns."""
         if isinstance(files, Files):
             return files
         rows = list(files)
@@ -140,7 +141,7 @@ class Files(Sequence[File]):
         return self[start : self._first(f"{name}0", start)]
 
     def folders(self) -> Iterator[tuple[str, slice]]:
-        """The top-level folders and the range of each one's files; each file outside folders is listed with an
+        """Each top-level folder and the range of the files in it; each file outside folders is listed with an
         empty name."""
         start = 0
         while start < len(self):
@@ -150,15 +151,15 @@ class Files(Sequence[File]):
             start = end
 
     def outside(self) -> npt.NDArray[np.bool_]:
-        """Whether each file is outside folders, [n]."""
+        """A mask, bool [n], that is true for files outside all folders."""
         outside = np.zeros(len(self), np.bool_)
         for name, members in self.folders():
             outside[members] = not name
         return outside
 
     def _first(self, path: str, start: int) -> int:
-        """The first index from ``start`` on whose path does not sort before ``path``; the character after / is
-        0."""
+        """The first index from ``start`` on whose path does not sort before ``path``. The files of a folder end
+        where ``folder0`` would sort, because 0 follows / in ASCII."""
         return bisect_left(range(len(self)), path, start, key=lambda index: self[index].path)
 
 
@@ -203,11 +204,11 @@ class Manifest:
 
 
 LARGEST = 2**30
-"""Maximum size of a manifest in bytes; each file takes about 70 bytes, with three commas."""
+"""Maximum size of a manifest in bytes; the entry of each file takes about 70 bytes and has three commas."""
 
 
 def facts_of(root: Path) -> dict[str, Any]:
-    """The facts in the manifest of the folder ``root``; none without a manifest. Raises UserError like
+    """The facts in the manifest of the folder ``root``; empty if there is no manifest. Raises UserError like
     ``load``."""
     return load(root).facts if (root / NAME).exists() else {}
 
@@ -253,7 +254,8 @@ def load(root: Path) -> Manifest:
 
 
 def _digits(path: object, crc: object) -> str:
-    """A checksum as in version 1 of manifests. Raises ValueError if it is malformed."""
+    """The checksum ``crc`` of the file ``path`` as eight hexadecimal digits, from a manifest of version 1. Raises
+    ValueError if it is malformed."""
     if crc is None:
         return _UNKNOWN
     with suppress(ValueError, OverflowError):
@@ -263,8 +265,8 @@ def _digits(path: object, crc: object) -> str:
 
 
 def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
-    """The files of a manifest. Raises ValueError or TypeError if one is malformed or listed twice. There may be a
-    million files, so no Python code runs for each, except to name the one that is wrong."""
+    """The files of a manifest. Raises ValueError or TypeError if a file is malformed or listed twice. There may be
+    a million files, so no Python code runs for each file, except to find the one to name in an error."""
     if (type(paths), type(sizes), type(digits)) != (list, list, str):
         raise ValueError("files is not a table of paths, sizes and crc32")
     parts = (paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK))
@@ -336,7 +338,7 @@ def require_folder(root: Path) -> None:
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
-    """The manifest of ``root``, or a ``listing`` if it has none. Called by all ranks; all get the same.
+    """The manifest of ``root``, or a ``listing`` if it has none. Called by all ranks; all get the same result.
 
     Only rank 0 reads the manifest. Raises UserError, the same on all ranks, like ``load`` and ``listing``, and if
     the manifest names a benchmark other than ``benchmark``.
@@ -404,8 +406,9 @@ def save(manifest: Manifest) -> None:
 
 
 def take(manifest: Manifest, **samples: int) -> Manifest:
-    """The part of a data set that a run needs: of each named folder, sorted by path, the given number of samples
-    from the first on; no other folders; all files outside folders. ``take(manifest, train=2048, validation=512)``.
+    """The part of a data set that a run needs: the first samples, sorted by path, of each named folder, and all
+    files outside folders. The samples needed from each folder are keyword arguments: ``take(manifest, train=2048,
+    validation=512)``.
 
     If each file of a folder contains several samples, all files are taken. If the files are archives (fact
     ``samples_per_archive``), only the archives with the first samples are taken.

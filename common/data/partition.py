@@ -1,4 +1,4 @@
-"""Assigns files to nodes after staging, and to the ranks that copy them: pure functions."""
+"""Pure functions that assign files to nodes after staging, and to the ranks that copy them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,8 +26,8 @@ def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScop
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
-    """The bin, from 0 to ``bins - 1``, of each size; ``sizes`` and the result are [n]. The numbers of sizes per
-    bin differ by at most one, and the sums by at most the largest size.
+    """Assign each of ``sizes`` to a bin, from 0 to ``bins - 1``, such that the numbers of sizes per bin differ by
+    at most one, and the sums by at most the largest size. ``sizes`` and the result are [n].
 
     The sizes are sorted and divided into groups of ``bins``, one size per bin. Pairs of groups are merged, the
     largest sum of one with the smallest of the other, until one group is left; the sums of a merged group differ
@@ -79,9 +79,9 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> F
 def files_read_by_node(
     files: Sequence[File], node: int, nodes: int, mode: Mode, rings: int = 0
 ) -> list[File]:
-    """The files that staging reads from the source on ``node`` of ``nodes``, each with a target of its own.
-    ``rings``: with ``read_once``, the number of rings in which nodes forward the files that all of them store; 0
-    without it."""
+    """The files that staging reads from the source on ``node`` of ``nodes``, each to a separate place on this
+    node. ``rings``: with ``read_once``, the number of rings in which nodes forward the files that all of them
+    store; 0 without it."""
     if not rings or nodes == 1:
         return list(files_of_node(files, node, nodes, mode))
     alone, everywhere = held_by_one_or_all(Files.of(files), mode)
@@ -99,8 +99,8 @@ def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[Files, npt.NDArray[np.int64]]:
     """The files that nodes forward in ring number ``ring`` (of ``rings`` rings), in the order of ``files``, and an
-    array [number of files] of the node, 0 to ``nodes - 1``, that reads each one from the source. The bytes are
-    balanced over rings and nodes."""
+    array [number of files] with the node, 0 to ``nodes - 1``, that reads each of these files from the source. The
+    bytes are balanced over rings and nodes."""
     files = Files.of(files)
     bin_of = balance(files.sizes, rings * nodes)
     chosen = bin_of // nodes == ring
@@ -108,11 +108,11 @@ def files_of_ring(
 
 
 class Shards:
-    """The node that has each file in each epoch if nodes exchange files; the same on all ranks.
+    """Assigns files to nodes in each epoch if nodes exchange files; the result is the same on all ranks.
 
-    ``at_first``: the node of each file after staging, in epoch 0. A node has one slot per file that it has then.
-    Each later epoch assigns files to slots by a separate random permutation, seeded by the run's ``seed``, so it
-    does not depend on earlier epochs, and a node's share is a random sample of all files.
+    ``at_first``: the node of each file after staging, in epoch 0. Each node has as many slots as it has files in
+    epoch 0. Each later epoch assigns files to slots by a separate random permutation, seeded by the run's
+    ``seed``, so it does not depend on earlier epochs, and a node's share is a random sample of all files.
     """
 
     def __init__(self, at_first: Indices, seed: int) -> None:
@@ -136,7 +136,7 @@ class Shards:
 
 
 def files_of_rank(files: Sequence[File], index: int, size: int) -> Files:
-    """The files of rank ``index``, in the order of ``files``, when ``size`` ranks share them, balanced in
-    bytes."""
+    """The files of rank ``index``, in the order of ``files``, when ``size`` ranks divide them so that each rank
+    has about the same number of bytes."""
     files = Files.of(files)
     return files.at(balance(files.sizes, size) == index)

@@ -36,7 +36,7 @@ def read_batches(
     finished or in progress before they are requested.
 
     ``allocate(samples)`` returns the arrays of a batch of that many samples and, for each sample, the parts of
-    them that ``read(key, *parts)`` fills; ``finish(arrays, results)`` makes the batch from the arrays and the
+    them that ``read(key, *parts)`` fills; ``finish(arrays, results)`` creates the batch from the arrays and the
     results of ``read``. ``threads`` opens the pool. Raises what ``read`` raises, when the batch concerned is
     requested.
     """
@@ -53,6 +53,6 @@ def read_batches(
         for keys in batches:
             waiting.append(begin(keys))
             if len(waiting) > prefetch:
-                yield end(*waiting.popleft())  # no name is bound to it: only the caller may hold a batch
+                yield end(*waiting.popleft())  # not bound to a name: only the caller keeps the batch alive
         while waiting:
             yield end(*waiting.popleft())

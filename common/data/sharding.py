@@ -1,4 +1,4 @@
-"""The samples of a rank, and their order.
+"""Determines the samples of a rank, and their order.
 
 Ranks that see the same files share a *pool*: all ranks of the run if every node has all data, or the ranks of one
 node if each node has a part of it. The same code handles both. It uses indices into the pool's sorted file list,

@@ -41,7 +41,8 @@ class SlabPlan:
         return first, second, third
 
     def neighbour(self, spatial_rank: int, axis: int, step: int) -> int | None:
-        """The next (``step`` 1) or previous (-1) rank along ``axis``; None at the end of the volume."""
+        """The next (``step`` 1) or previous (-1) rank along ``axis``; None if the slab is at the end of the
+        volume."""
         place = list(self.coordinates(spatial_rank))
         place[axis] += step
         if not 0 <= place[axis] < self.parts[axis]:
@@ -50,8 +51,8 @@ class SlabPlan:
 
 
 def plan_slabs(sides: Sides, parts: Sides, levels: int, kernel: int) -> SlabPlan:
-    """Divides a volume of ``sides`` planes for a network that ``levels`` times convolves with ``kernel`` taps and
-    then halves the volume.
+    """Divide a volume of ``sides`` planes for a network that convolves with ``kernel`` taps and then halves the
+    volume, ``levels`` times.
 
     Slabs are equal if possible, and stay separate as long as each has an even number of planes. Raises UserError
     if a slab would be thinner than the halo of its neighbours.

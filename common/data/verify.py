@@ -15,7 +15,7 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that differs from its entry in the manifest, and how."""
+    """A file that differs from its entry in the manifest, and the difference."""
 
     path: Path
     what: str
@@ -27,8 +27,8 @@ class Problem:
 def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda size: None) -> list[Problem]:
     """Check every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
 
-    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path, and
-    empty if there are no problems. Raises UserError if there is no manifest.
+    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. Returns the problems, sorted by
+    path. Raises UserError if there is no manifest.
     """
     manifest = load(root)
 
@@ -58,8 +58,8 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
 
 def require_listed(root: Path, world: World, workers: int, of: Callable[[str], bool]) -> None:
     """If ``root`` has a manifest, require that every listed file for which ``of(path)`` is true exists and has the
-    listed size. No content is read; the look-ups are divided among the ranks, each of which uses ``workers``
-    threads.
+    size stated in the manifest. No content is read; the look-ups are divided among the ranks, each of which uses
+    ``workers`` threads.
 
     Called by all ranks. Raises UserError, the same on all ranks, naming the first file that differs.
     """

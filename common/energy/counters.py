@@ -39,12 +39,12 @@ second, even when idle."""
 class Counters:
     """The counters of one kind on one node.
 
-    ``source``: what they are read with. ``reads``: functions that read the counters, by name. ``problems``: one
-    line for each reason why there are no counters or why one is left out; also empty if the node does not have
-    what they count. ``wraps``: joules at which a counter restarts from zero; counters without an entry never do.
-    ``devices``: identities of the accelerators that this process can see, with or without a counter. ``caps``:
-    functions that read the power limits, in watts. ``usage``: reads how the devices are used, as far as the driver
-    reports it.
+    ``source``: the name of the interface that reports them. ``reads``: functions that read the counters, by name.
+    ``problems``: one line for each reason why there are no counters or why one is left out; also empty if the node
+    has no devices of this kind. ``wraps``: joules at which a counter restarts from zero; counters without an entry
+    never do. ``devices``: identities of the accelerators that this process can see, with or without a counter.
+    ``caps``: functions that read the power limits, in watts. ``usage``: reads how the devices are used, as far as
+    the driver reports it.
     """
 
     measured: Measured
@@ -59,10 +59,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Spent:
-    """What counters counted in a run. ``joules``: sum of the ``counters`` counters that could be read, on
-    ``nodes`` nodes. ``problems``: which counters it leaves out, and why. ``host``: the host concerned, empty if
-    the problems name it. ``readings``: number of readings of a counter; ``longest_gap_s``: longest time between
-    two readings; ``caps_w``: power limits at the end of the run; ``usage``: mean over the readings."""
+    """The energy counted in a run. ``joules``: sum over the counters that could be read; there are ``counters`` of
+    them, on ``nodes`` nodes. ``problems``: which counters are left out of the sum, and why. ``host``: name of the
+    node with these problems, empty if the problems name it. ``readings``: how often a counter was read;
+    ``longest_gap_s``: longest time between two readings; ``caps_w``: power limits at the end of the run;
+    ``usage``: mean over the readings."""
 
     measured: Measured
     source: str
@@ -89,7 +90,7 @@ def widest(by_kind: Mapping[str, float]) -> float | None:
 
 
 def stood_still(measured: str, joules: float, seconds: float) -> bool:
-    """Whether ``joules`` counted in ``seconds`` reveal a broken counter, as in virtual machines."""
+    """Return whether ``joules`` counted in ``seconds`` reveal a broken counter, as in virtual machines."""
     return measured != "accelerators" and seconds >= STILL_S and joules == 0
 
 
@@ -107,8 +108,8 @@ def said(error: Exception) -> str:
 
 
 def answering(measured: Measured, source: str, reads: Mapping[str, Read], without: str) -> Counters:
-    """Counters from those ``reads`` that succeed; older devices have no counter. ``without``: the problem to
-    report if none succeeds."""
+    """Counters for those ``reads`` that succeed; older devices have no counter. ``without``: the problem to report
+    if none succeeds."""
     tried = {name: reading(read) for name, read in reads.items()}
     readable = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
     silent = {name: why for name, why in tried.items() if isinstance(why, str)}
@@ -121,8 +122,8 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
 
 
 def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """The problems of hosts, each listed once with the hosts that have it, since a thousand nodes may have the
-    same one. A problem of the host "" names its host itself."""
+    """The problems of the hosts, each listed once with the hosts that have it, since a thousand nodes may have the
+    same problem. The host is "" if the problem's text already names one."""
     hosts: dict[str, list[str]] = {}
     for host, problems in problems_by_host:
         for problem in problems:
@@ -136,8 +137,8 @@ def _unread(name: str, why: str) -> str:
 
 
 class Sum:
-    """What ``counters`` have counted since ``start``; they must be read so often that none wraps twice between
-    readings."""
+    """What ``counters`` have counted since ``start``; they must be read so often that no counter wraps twice
+    between readings."""
 
     def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters, self._clock = counters, clock
@@ -154,7 +155,7 @@ class Sum:
     def start(self) -> None:
         """Read the counters for the first time."""
         if self.counters.usage:
-            self.counters.usage()  # its rates are computed between two readings
+            self.counters.usage()  # the first of the two readings that a rate needs
         self._started = self._read_at = self._clock()
         for name, read in self.counters.reads.items():
             self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0

@@ -31,7 +31,7 @@ Measurement Rules)."""
 HALT_S = 5.0
 """Seconds to wait, at the end of a run, for a reading in progress, since a driver may block forever."""
 Record = Callable[[str, float, bool], None]
-"""Gets the kind of counter, its joules, and whether all counters of the node are included."""
+"""Called with the kind of counter, its joules, and whether all counters of the node are included."""
 
 
 def counters_of_node(
@@ -122,10 +122,10 @@ class Meter:
     def start(
         self, record: Record, record_usage: Callable[[str, Usage], None] = lambda kind, usage: None
     ) -> None:
-        """Read the counters now, and then about every second in a thread. ``record`` gets what this rank's
-        counters of a kind have counted since now, and whether all the expected ones are included; ``record_usage``
-        gets how the devices of a kind were used. Called by all ranks. No rank reads its counters before Slurm has
-        answered, which takes seconds on many nodes."""
+        """Read the counters now, and then about every second in a thread. ``record`` is called with what this
+        rank's counters of a kind have counted since this call, and with whether all the expected counters are
+        included; ``record_usage`` with how the devices of a kind were used. Called by all ranks. No rank reads its
+        counters before Slurm has answered, which takes seconds on many nodes."""
         self._record, self._record_usage = record, record_usage
         if self._slurm:
             self._slurm.start()
@@ -139,7 +139,7 @@ class Meter:
             self._thread = thread
 
     def halt(self) -> None:
-        """Stop reading. A reading in progress that does not return within seconds is abandoned."""
+        """Stop reading. A reading in progress that does not return within ``HALT_S`` seconds is abandoned."""
         self._halted.set()
         if self._thread:
             self._thread.join(self._halt_s)

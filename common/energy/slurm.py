@@ -1,15 +1,15 @@
 """Energy of whole nodes as Slurm samples it from their management controllers.
 
 ``scontrol --json show nodes`` shows every user, at any time of a job, a node's joules and when they were sampled
-(Slurm 23.02 and later, unless ``PrivateData=nodes`` hides them). Despite its manual, its plain output has had no
-joules since 20.02; ``sinfo --json`` of 22.05 has none either. sacct has a step's joules only after the step has
-ended, which is too late for a run to record them.
+(Slurm 23.02 and later, unless ``PrivateData=nodes`` hides them). Contrary to its manual, scontrol's plain output
+has had no joules since 20.02; ``sinfo --json`` of 22.05 has none either. sacct has a step's joules only after the
+step has ended, which is too late for a run to record them.
 
 What is counted depends on the plugin that samples, ``AcctGatherEnergyType`` (slurm.conf(5)): ipmi, xcc and
-pm_counters count the whole node. Not used are rapl, which counts memory in the unit of packages (on Xeons, four
-times too large: Slurm, acct_gather_energy_rapl.c, ``_get_joules_task``; Intel, SDM, MSR_DRAM_ENERGY_STATUS), and
-gpu, whose counters ``accelerators`` reads itself. slurmctld collects the samples every ``AcctGatherNodeFreq``
-seconds.
+pm_counters count the whole node. The plugin rapl is not used because it counts memory in the unit of packages (on
+Xeons, four times too large: Slurm, acct_gather_energy_rapl.c, ``_get_joules_task``; Intel, SDM,
+MSR_DRAM_ENERGY_STATUS), nor is gpu, because ``accelerators`` reads the same counters. slurmctld collects the
+samples every ``AcctGatherNodeFreq`` seconds.
 """
 
 import json
@@ -43,7 +43,7 @@ def plugin() -> str:
 
 
 def counts_nodes(name: str) -> bool:
-    """Whether the plugin ``name`` counts a whole node."""
+    """Return whether the plugin ``name`` counts a whole node."""
     return name in _WHOLE_NODE
 
 
@@ -62,7 +62,7 @@ class SlurmNodes:
         self._started = self._clock()
 
     def spent(self) -> Spent:
-        """Read the samples just after the run has stopped; returns the difference."""
+        """Read the samples just after the run has stopped; returns the energy used since ``start``."""
         stopped = self._clock()
         after = samples(self._names)
         if after is None:
@@ -97,7 +97,7 @@ def samples(names: Sequence[str]) -> dict[str, Sample] | None:
     try:
         nodes = json.loads(answer).get("nodes", ())
         by_node = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
-    except (ValueError, AttributeError, TypeError):  # another program's output
+    except (ValueError, AttributeError, TypeError):  # not the output of scontrol
         return None
     return {name: sample for name, sample in by_node.items() if sample and name in asked}
 

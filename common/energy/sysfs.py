@@ -50,8 +50,8 @@ def rapl(root: Path = Path("/")) -> Counters:
 
 
 def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
-    """The zones of packages and memory by name, and a name that two zones share, or "". ``one_per_package``: the
-    dies of a package are the same counter."""
+    """The zones of packages and memory by name, and a name shared by two zones, or "" if there is none.
+    ``one_per_package``: the dies of a package share one counter."""
     zones: dict[str, Path] = {}
     for zone in sorted(folder.glob("*")):
         number, name = _ZONE.fullmatch(zone.name), text(zone / "name")
@@ -69,7 +69,7 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
 
 
 def _is_amd(root: Path) -> bool:
-    """Whether the processors are made by AMD, or by Hygon to the same design."""
+    """Return whether the processors are made by AMD, or by Hygon to the same design."""
     return (
         re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", text(root / "proc/cpuinfo"), re.M)
         is not None
@@ -93,7 +93,7 @@ def _joules(path: Path) -> float:
 def cray(measured: Measured, root: Path = Path("/")) -> Counters:
     """Counters from pm_counters, which every user may read and which a node updates ten times a second:
     ``12345 J 1700000000000000 us`` (HPE, docs-csm, "User Access to Compute Node Power Data"). The node's counter
-    includes the others."""
+    includes the other counters."""
     files = _cray_files(measured, root / "sys/cray/pm_counters")
     if not files:
         return Counters(measured)
@@ -102,7 +102,8 @@ def cray(measured: Measured, root: Path = Path("/")) -> Counters:
         source += ": " + ", ".join(path.name.removesuffix("_energy") for path in files)
     reads: dict[str, Read] = {path.name: partial(_cray_figure, path) for path in files}
     limits = [path.with_name(path.name.replace("energy", "power_cap")) for path in files]
-    caps = [partial(_cray_figure, path) for path in limits if path.exists() and _cray_figure(path)]  # 0: none
+    # A power cap of 0 means that there is none.
+    caps = [partial(_cray_figure, path) for path in limits if path.exists() and _cray_figure(path)]
     return replace(answering(measured, source, reads, "Cray's pm_counters cannot be read"), caps=caps)
 
 

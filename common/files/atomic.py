@@ -24,7 +24,7 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
     name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
     part = path.with_name(name)
     fd = -1
-    try:  # around the call too: an interrupt may come after the file is created, but before open returns
+    try:  # also around os.open: an interrupt may come after the file is created, but before os.open returns
         # A new file, never a link: others who may write to the folder must not be able to redirect the bytes.
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with contextlib.suppress(OSError):  # some parallel file systems are mounted without locks

@@ -1,4 +1,5 @@
-"""Access to the suite's parts in C (setup.py), which an installation without a compiler omits."""
+"""Access to the parts of the suite that are written in C (setup.py). An installation without a compiler omits
+them."""
 
 import ctypes
 from importlib.machinery import EXTENSION_SUFFIXES

@@ -1,4 +1,4 @@
-"""The type and free space of the file system of a path. Linux; does not require root."""
+"""The type and free space of the file system of a path. Works on Linux, without root."""
 
 import errno
 import os
@@ -48,10 +48,11 @@ def filesystem_of(path: Path) -> FileSystem:
 
 
 def flock_reaches_other_nodes(path: Path) -> bool:
-    """Whether other nodes that mount the file system of ``path`` see flock(2) locks.
+    """Return whether other nodes that mount the file system of ``path`` see flock(2) locks.
 
-    On Lustre, only with the mount option ``flock``: ``localflock`` is local to the node (mount.lustre(8)). On NFS,
-    not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong to one node.
+    On Lustre, they do only with the mount option ``flock``; ``localflock`` is local to the node (mount.lustre(8)).
+    On NFS, they do not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong
+    to one node.
     """
     _, kind, options = _mount(_nearest_existing(path).resolve())
     if kind == "lustre":
@@ -67,7 +68,8 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for this user (XDG Base Directory Specification); it need not exist."""
+    """This user's cache folder, for files that can be created again (XDG Base Directory Specification); it need
+    not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mlhpc")
 
 
@@ -77,7 +79,7 @@ def memory_left() -> int:
 
 
 def mounts(root: Path = Path("/")) -> Iterator[tuple[Path, str, frozenset[str]]]:
-    """Mount point, type and options of every mount; empty without a table of mounts."""
+    """Mount point, type and options of every mount; empty if the table of mounts cannot be read."""
     try:
         table = os.fsdecode((root / "proc/self/mounts").read_bytes())
     except OSError:
@@ -135,8 +137,8 @@ def require_new(path: Path) -> None:
 
 @contextmanager
 def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise an OSError as a UserError that names ``path``, ``what`` cannot be done with it, the reason, and the
-    file system if it is full."""
+    """Convert an OSError raised in the block to a UserError that names ``path``, what failed (``what``, such as
+    "cannot be read"), the reason, the ``remedy``, and the file system if it is full."""
     try:
         yield
     except OSError as error:

@@ -22,8 +22,9 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def try_lock(folder: Path) -> int | None:
-    """Acquire the right to change the content of ``folder``, released by ``unlock``; None if another process
-    has it. Raises OSError: FileNotFoundError if ``folder`` does not exist."""
+    """Acquire the lock that permits changing the content of ``folder``; ``unlock`` releases it. Returns a file
+    descriptor, or None if another process has the lock. Raises OSError: FileNotFoundError if ``folder`` does not
+    exist."""
     path = folder / ".lock"
     while True:
         fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
@@ -47,7 +48,7 @@ def unlock(folder: Path, fd: int) -> None:
 
 
 def _own() -> str:
-    """The name of this process's use files; a fork has its own."""
+    """The name of this process's use files; a forked process has different ones."""
     return f".use.{socket.gethostname()}.{os.getpid()}.{_TOKEN}"
 
 
@@ -67,7 +68,7 @@ def unregister(folder: Path) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process uses ``folder``. Removes the use files of dead processes."""
+    """Return whether another process uses ``folder``. Removes the use files of dead processes."""
     used = False
     for path in folder.glob(".use.*"):
         if path.name == _own():
@@ -75,7 +76,7 @@ def in_use(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             try:
                 fd = os.open(path, _OPEN)
-            except OSError as error:  # another user's, which only they can check, or not one of our files
+            except OSError as error:  # another user's file, which only that user can check, or not a use file
                 if isinstance(error, FileNotFoundError):
                     raise
                 used = True
@@ -91,7 +92,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _is_dead(path: Path, fd: int) -> bool:
-    """Whether the process that created the use file ``path``, open as ``fd``, has definitely ended."""
+    """Return whether the process that created the use file ``path``, open as ``fd``, has definitely ended."""
     host, _, pid = path.name.removeprefix(".use.").rpartition(".")[0].rpartition(".")
     is_local = host == socket.gethostname()
     try:
@@ -104,8 +105,8 @@ def _is_dead(path: Path, fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock on the file, as far as its file system reveals it. False if the file
-    cannot be opened."""
+    """Return whether a living process holds a lock on the file, as far as its file system reveals it. False if the
+    file cannot be opened."""
     try:
         # NFS grants an exclusive lock only on a file that is open for writing.
         mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY

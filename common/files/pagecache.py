@@ -21,7 +21,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def evict(paths: Iterable[Path]) -> None:
-    """Drop the files' pages. Dirty pages are written first: the kernel skips them (posix_fadvise(2)).
+    """Drop the files' pages. Dirty pages are written to disk first, since the kernel would not drop them
+    (posix_fadvise(2)).
 
     This is a request to the kernel; ``resident_fraction`` shows whether it was honoured. Raises OSError.
     """
@@ -34,9 +35,9 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def drop(path: Path) -> tuple[int, float]:
-    """``evict`` a file that is only read, opening it once. Returns its size in bytes, and its
-    ``resident_fraction`` afterwards. If pages remain in the cache and the file is this user's, it may be new, so
-    it is written to disk first. Raises OSError."""
+    """Drop the pages of a file that is usually only read, opening it once. Returns its size in bytes, and its
+    ``resident_fraction`` afterwards. If pages remain in the cache and this user owns the file, it may be newly
+    written, so it is synced to disk and its pages are dropped again. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(fd)
@@ -51,7 +52,7 @@ def drop(path: Path) -> tuple[int, float]:
 
 
 def evict_fd(fd: int) -> None:
-    """``evict`` for an open file."""
+    """Like ``evict``, for an open file."""
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -70,7 +71,7 @@ def resident_fraction(path: Path) -> float:
 
 
 def resident_fraction_fd(fd: int) -> float:
-    """``resident_fraction`` for an open file."""
+    """Like ``resident_fraction``, for an open file."""
     size = os.fstat(fd).st_size
     if size == 0:
         return 0.0

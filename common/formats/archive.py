@@ -29,7 +29,7 @@ _KEPT = 4096  # indexes kept in memory: about 40 MB if each has 64 members
 
 
 class Member(NamedTuple):
-    """A sample in an archive: its number, counted from 0, in the order of the archive's index."""
+    """A sample in an archive. ``number``: its position in the archive's index, counted from 0."""
 
     archive: Path
     number: int
@@ -68,8 +68,8 @@ def write(path: Path, members: Iterable[tuple[str, bytes | bytearray | memoryvie
 
 
 def members(path: Path) -> list[Member]:
-    """The members of an archive in order. Raises UserError if it cannot be read, is not a ZIP file, or has
-    members that are compressed by ZIP, encrypted, or beyond its end."""
+    """The members of an archive in order. Raises UserError if the archive cannot be read, is not a ZIP file, or
+    has members that are compressed by ZIP, encrypted, or beyond its end."""
     return [Member(path, number) for number in range(len(_index(path, *_version(path))))]
 
 
@@ -77,8 +77,8 @@ def list_samples(
     folder: Path, is_sample: Callable[[str], bool], kinds: str, expected: int | None = None
 ) -> list[Sample]:
     """The first ``expected`` samples of a folder (None: all), sorted by name: the files for whose names
-    ``is_sample`` is true, or, if there are archives, their members. Raises UserError like ``members``, and, naming
-    ``kinds``, if there are no samples or fewer than ``expected``."""
+    ``is_sample`` is true, or, if there are archives, their members. Raises UserError like ``members``, and also if
+    there are no samples or fewer than ``expected``; that message names ``kinds``, the expected kinds of files."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; pass the data set's folder with train/ in it")
     with os.scandir(folder) as entries:
@@ -93,8 +93,9 @@ def list_samples(
 
 
 def read(sample: Sample) -> memoryview:
-    """The bytes of a sample, in a separate buffer. Raises UserError if its file cannot be read. For a member, also
-    raises like ``members``, and if the archive has no such member or the member is damaged."""
+    """The content of a sample's file or archive member, in a separate buffer. Raises UserError if its file cannot
+    be read. For a member, also raises like ``members``, and if the archive has no such member or the member is
+    damaged."""
     if not isinstance(sample, Member):
         with (
             as_user_error(sample, "cannot be read", "check the data set"),
@@ -122,7 +123,7 @@ def read(sample: Sample) -> memoryview:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """Size and modification time, which differ if another archive has taken this name."""
+    """Size and modification time of an archive, which differ once a different archive has replaced it."""
     with opened(path) as fd:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns

@@ -1,5 +1,5 @@
-"""CRC-32C, the checksum of TFRecord files: as fast as memory where ``_crc32c.c`` was compiled and the processor
-multiplies vectors of 64 bytes, elsewhere by Google's library."""
+"""CRC-32C, the checksum of TFRecord files: computed by ``_crc32c.c``, as fast as memory can be read, if that was
+compiled and the processor multiplies 64-byte vectors; otherwise by Google's library."""
 
 import ctypes
 import os
@@ -29,7 +29,7 @@ def library() -> Any:
 
 
 def extend(crc: int, data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
-    """The checksum ``crc`` of some bytes (0: of none), extended by ``data``, [n], which follows them."""
+    """Extend the checksum ``crc`` of the preceding bytes (0 if there are none) by ``data``, [n]."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     compiled = library()
     if compiled is None:

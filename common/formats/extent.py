@@ -43,8 +43,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, contiguous and of any shape, with the bytes from ``offset`` on. Raises UserError if the file
-    is too short."""
+    """Fill ``out``, contiguous and of any shape, with the file's bytes from ``offset`` on. Raises UserError if the
+    file is too short."""
     remaining = out.reshape(-1).view(np.uint8).data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

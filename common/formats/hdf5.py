@@ -1,4 +1,4 @@
-"""Opens HDF5 files from others, and checks their data sets before any values are read."""
+"""Opens untrusted HDF5 files, and checks their data sets before any values are read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -107,7 +107,7 @@ class LmdbFile:
 
 
 class _Damaged(ValueError):
-    """The file is damaged. The message describes the damage without the file's name."""
+    """Raised if the file is damaged. The message describes the damage without the file's name."""
 
 
 def _unreadable(reason: str) -> _Damaged:
@@ -116,8 +116,9 @@ def _unreadable(reason: str) -> _Damaged:
 
 @dataclass(frozen=True)
 class _Layout:
-    """``page`` and ``header``: size in bytes of a page and of its header; ``pages``: number of complete pages;
-    ``depth``, ``entries`` and ``root``: tree depth, number of entries and root page of the main database."""
+    """Facts from a meta page. ``page`` and ``header``: size in bytes of a page and of its header; ``pages``:
+    number of complete pages; ``depth``, ``entries`` and ``root``: tree depth, number of entries and root page of
+    the main database."""
 
     version: int
     page: int
@@ -129,7 +130,7 @@ class _Layout:
 
     @property
     def origin(self) -> int:
-        """The position in a page from which offsets count."""
+        """The position in a page from which its offsets are counted."""
         return self.header if self.version == 3 else 0
 
     def number_and_kind(self, page: npt.NDArray[np.uint8]) -> tuple[int, int]:
@@ -139,8 +140,8 @@ class _Layout:
 
 
 def _current_layout(fd: int) -> _Layout:
-    """The layout, from the meta page with the newer transaction. Like LMDB, refuses a file unless both meta pages
-    are valid."""
+    """The file's layout, from the meta page with the newer transaction. Like LMDB, this refuses a file unless both
+    meta pages are valid."""
     size = os.fstat(fd).st_size
     first = _read_meta(fd, 0)
     second = _read_meta(fd, first[2])
@@ -187,7 +188,8 @@ def _list_extents(fd: int, layout: _Layout) -> _Int64s:
 
 
 def _leaf_extents(fd: int, layout: _Layout) -> Iterator[_Int64s]:
-    """The extents of every leaf from left to right, each page once. All leaves are at the same depth."""
+    """The extents (see ``_list_extents``) in every leaf from left to right, with one read per page. All leaves are
+    at the same depth."""
     waiting = [(layout.root, 1)] if layout.entries else []
     visited = set()
     while waiting:
@@ -262,7 +264,8 @@ def _beyond(size: int, number: int, page: int) -> _Damaged:
 
 
 def _read_into(fd: int, offset: int, data: npt.NDArray[np.uint8]) -> bool:
-    """Fill ``data`` from ``offset`` on; False if the file ends too early. Raises OSError."""
+    """Fill ``data`` with the file's bytes from ``offset`` on. Returns False if the file ends too early. Raises
+    OSError."""
     remaining = data.data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

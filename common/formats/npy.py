@@ -1,4 +1,5 @@
-"""The converted layout: ``data-*.npy`` contains the field of a sample, and ``label-*.npy`` its mask."""
+"""The layout of converted data sets: ``data-*.npy`` contains the field (image) of a sample, and ``label-*.npy``
+its mask."""
 
 import io
 import math
@@ -60,7 +61,7 @@ def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -
 
 
 def size(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
-    """Size in bytes of the .npy file of an array."""
+    """Size in bytes of the .npy file that contains an array."""
     dtype = np.dtype(dtype)
     return len(_header(dtype, shape)) + dtype.itemsize * math.prod(shape)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A length-delimited field (wire type 2)."""
+    """Encode a length-delimited field (wire type 2)."""
     return head(number, len(value)) + value
 
 
@@ -18,12 +18,12 @@ def head(number: int, length: int) -> bytes:
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A varint field (wire type 0) of a non-negative number."""
+    """Encode a non-negative number as a varint field (wire type 0)."""
     return bytes([number << 3]) + varint(value)
 
 
 def varint(value: int) -> bytes:
-    """A non-negative number, 7 bits per byte, lowest first."""
+    """Encode a non-negative number, 7 bits per byte, lowest bits first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -33,7 +33,8 @@ def varint(value: int) -> bytes:
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field of a message; the content of a varint field is the varint's bytes.
+    """The field number and the content of each field of a message; the content of a varint field is the varint's
+    bytes.
 
     Raises ValueError or IndexError if ``message`` is malformed.
     """
@@ -57,7 +58,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
-    """The number at byte ``at``, and the position after it. Raises like ``fields``."""
+    """The number encoded at byte ``at``, and the position after it. Raises like ``fields``."""
     value = message[at]
     if value < 0x80:  # most are
         return value, at + 1

@@ -31,9 +31,9 @@ from mlhpc.errors import UserError
 def read_examples(
     path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
 ) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
-    """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``. ``y`` is [values].
+    """``x`` and ``y`` of every example in a file, from ``read_records`` and ``decode_example``. ``y`` is [values].
 
-    Raises UserError naming the file, like those two.
+    Raises UserError naming the file, like these functions.
     """
     for number, record in enumerate(read_records(path, max_bytes, raw)):
         try:
@@ -84,9 +84,9 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of ``x`` and ``y`` in an uncompressed file with one example. ``around``: all bytes except ``x``,
-    with zeros for ``y`` and the checksum. A file with the same bytes has this layout and is read without a
-    copy."""
+    """Byte ranges of ``x`` and ``y`` in an uncompressed file with one example. ``around``: all bytes of the file
+    except ``x``, with zeros in place of ``y`` and the checksum. A file with the same ``around`` has this layout,
+    and its ``x`` is read without a copy."""
 
     x: slice
     y: slice
@@ -94,8 +94,8 @@ class Layout:
 
     @classmethod
     def of(cls, raw: memoryview, x: memoryview, y: npt.NDArray[np.float32]) -> Self | None:
-        """The layout of a file with the content ``raw``, of which ``x`` and ``y`` [values] are views; None unless
-        both are views of it."""
+        """The layout of a file whose content is ``raw``; None unless ``x`` and ``y`` [values] are views of
+        ``raw``."""
         content, voxels = np.frombuffer(raw, np.uint8), np.frombuffer(x, np.uint8)
         places = []
         for part in (voxels, y):
@@ -111,9 +111,9 @@ class Layout:
         return cls(at, values, around)
 
     def read(self, fd: int, x: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
-        """Read an open file of this layout: fills ``x``, contiguous and of any shape, and returns ``y`` [values].
-        None, with ``x`` undefined, if the file has another layout or a wrong checksum; ``read_examples`` finds out
-        which."""
+        """Read an open file of this layout into ``x``, which is contiguous and of any shape; returns ``y``
+        [values], or None, with ``x`` undefined, if the file has a different layout or a wrong checksum;
+        ``read_examples`` then finds out which."""
         into, start, stop = x.reshape(-1).view(np.uint8), self.x.start, self.x.stop
         size = len(self.around) + stop - start
         if into.nbytes != stop - start or os.fstat(fd).st_size != size:
@@ -152,9 +152,11 @@ def feature_pieces(features: Mapping[str, bytes | memoryview | Sequence[int]]) -
 
 
 def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
-    """The features ``names`` of a serialised tf.train.Example, by name: either one bytes value or integers.
+    """The features ``names`` of a serialised tf.train.Example, by name: each is either one bytes value or
+    integers.
 
-    Reading stops once all are found. Raises UserError if the message is malformed before that point.
+    Reading stops once all of these features are found. Raises UserError if the message is malformed before that
+    point.
     """
     values_of: dict[str, memoryview | list[int]] = {}
     requested = {name.encode() for name in names}

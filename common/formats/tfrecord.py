@@ -52,7 +52,7 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Pack
 
 
 def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> bytes | bytearray:
-    """The bytes of the file that ``write_records`` writes."""
+    """The content of the file that ``write_records`` writes."""
     framed = bytearray()
     for record in records:
         length = struct.pack("<Q", len(record))
@@ -62,7 +62,7 @@ def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") ->
 
 
 def compress(data: bytes | bytearray, packer: Packer) -> bytes:
-    """``data`` as one gzip stream without time or name."""
+    """Compress ``data`` into one gzip stream without time or name."""
     if packer == "isal":
         packed: bytes = igzip.compress(data, compresslevel=2, mtime=0)
         return packed
@@ -71,7 +71,8 @@ def compress(data: bytes | bytearray, packer: Packer) -> bytes:
 
 
 def packer_of(header: bytes) -> Packer | None:
-    """Which packer of ``compress`` wrote a gzip file, judging by its first 10 bytes; None if neither did."""
+    """The packer that wrote a gzip file, as named in ``compress``, judging by the file's first 10 bytes; None if
+    it is neither of the two."""
     if header[:2] == GZIP_MAGIC and len(header) >= 10:
         return next((packer for packer, system in _OS_OF_PACKER.items() if header[9] == system), None)
     return None
@@ -97,8 +98,8 @@ def read_records(
     """The records of a TFRecord file, plain or gzip (judging by its first bytes), with every checksum verified.
 
     Unless the caller passes the file's content as ``raw``, the whole file is read, since it contains one sample.
-    The records are views of that memory. A gzip file that would decompress to more than ``max_bytes`` is refused
-    before that memory is allocated.
+    The records are views of the content in memory. A gzip file that would decompress to more than ``max_bytes`` is
+    refused before memory for it is allocated.
 
     Raises UserError naming the file when it cannot be read, is not a TFRecord file, or is too large,
     truncated or corrupt.
@@ -161,8 +162,8 @@ def _kind(head: bytes) -> str:
 def record_extents(path: Path) -> npt.NDArray[np.int64]:
     """Offset and length in bytes of the content of every record of a plain file, [records, 2].
 
-    Reads only the headers, so large files are cheap. Raises UserError naming the file when it
-    cannot be read, is not a plain TFRecord file, or is truncated.
+    Reads only the headers, so large files take little time. Raises UserError naming the file when it cannot be
+    read, is not a plain TFRecord file, or is truncated.
     """
     extents: list[tuple[int, int]] = []
     with _opened(path) as file:
@@ -187,7 +188,7 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
 
 
 def read_record(path: Path, offset: int, length: int) -> memoryview:
-    """The record that ``record_extents`` found at this position of a plain file, with its checksum verified, in
+    """The record that ``record_extents`` found at this position in a plain file, with its checksum verified, in
     separate, writable memory.
 
     Raises UserError naming the file when it cannot be read, is truncated or corrupt.
@@ -234,7 +235,8 @@ def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
 
 
 def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[bytes]:
-    """The content of each gzip member of ``raw``. Refuses more than ``max_bytes`` in all."""
+    """The decompressed content of each gzip member of ``raw``. Refuses content of more than ``max_bytes`` in
+    total."""
     left = max_bytes
     while raw:
         stream = isal_zlib.decompressobj(31)

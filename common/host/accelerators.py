@@ -40,7 +40,7 @@ def accelerators() -> list[str]:
 
 
 def installed() -> list[Accelerator]:
-    """The accelerators of this node, all from the first vendor of which any are found. A tool that fails, or hangs
+    """The accelerators of this node, all from the first vendor whose tool lists any. A tool that fails, or hangs
     for 30 s, is treated as missing."""
     for of_vendor in (_nvidia, _amd, _intel):
         if there := of_vendor():
@@ -56,7 +56,7 @@ def driver_version() -> str | None:
 
 def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str:
     """The environment variable that hides accelerators of ``vendor`` from a process: the one that is set, or else
-    the usual one."""
+    the one that is usual for the vendor."""
     return next((name for name in _VISIBLE[vendor] if name in env), _VISIBLE[vendor][0])
 
 
@@ -79,7 +79,8 @@ def _amd() -> list[Accelerator]:
 
 
 def _amd_smi(answer: Any) -> Iterator[Accelerator]:
-    """From a list of GPUs, which ROCm 7 and later put under ``gpu_data``. Sizes are called MB but are MiB."""
+    """Parse amd-smi's list of GPUs, which ROCm 7 and later put under ``gpu_data``. Sizes are labelled MB but are
+    in MiB."""
     for gpu in answer["gpu_data"] if isinstance(answer, dict) else answer:
         size = gpu.get("vram", {}).get("size", "")
         memory = size.get("value") if isinstance(size, dict) else size
@@ -87,8 +88,8 @@ def _amd_smi(answer: Any) -> Iterator[Accelerator]:
 
 
 def _rocm_smi(answer: Any) -> Iterator[Accelerator]:
-    """From ``{"card0": {"Card series": …, "VRAM Total Memory (B)": …}, …}``; newer versions write ``Card
-    Series``."""
+    """Parse rocm-smi's ``{"card0": {"Card series": …, "VRAM Total Memory (B)": …}, …}``; newer versions write
+    ``Card Series``."""
     for card, facts in answer.items():
         if re.fullmatch(r"card\d+", card):
             lower = {key.lower(): value for key, value in facts.items()}
@@ -107,8 +108,8 @@ def _intel() -> list[Accelerator]:
 
 
 def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
-    """From the details of one device, whose tiles are separate accelerators unless ZE_FLAT_DEVICE_HIERARCHY says
-    otherwise (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
+    """Parse xpu-smi's details of one device. Its tiles are separate accelerators unless ZE_FLAT_DEVICE_HIERARCHY
+    says otherwise (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
     flat = os.environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT") != "COMPOSITE"
     tiles = (_number(answer.get("number_of_tiles")) or 1) if flat else 1
     memory = _number(answer.get("memory_physical_size_byte"))
@@ -118,7 +119,8 @@ def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
 
 
 def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[Any]:
-    """What ``parse`` makes of the JSON that ``command`` prints; nothing if its structure is unexpected."""
+    """The items that ``parse`` extracts from the JSON that ``command`` prints; none if its structure is
+    unexpected."""
     answer = output(*command)
     try:
         yield from list(parse(json.loads(answer))) if answer else ()

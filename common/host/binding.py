@@ -20,7 +20,7 @@ _MOST_CORES = 1 << 16
 
 
 def ranges(cores: Iterable[int]) -> str:
-    """Numbers in Linux's list format: ``0-3,8``; empty for none."""
+    """``cores`` in Linux's list format, such as ``0-3,8``; empty if there are none."""
     parts: list[list[int]] = []
     for core in sorted(set(cores)):
         if parts and core == parts[-1][1] + 1:
@@ -31,7 +31,7 @@ def ranges(cores: Iterable[int]) -> str:
 
 
 def parse_ranges(text: str) -> Cores:
-    """The numbers in ``text``, which is in Linux's list format. Raises ValueError."""
+    """The numbers listed in ``text`` in Linux's list format. Raises ValueError if it is malformed."""
     numbers: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         if not (match := re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)):
@@ -44,7 +44,7 @@ def parse_ranges(text: str) -> Cores:
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, Cores]:
-    """The cores of each NUMA node that has any; empty if the kernel does not report them. ``root``: the folder
+    """The cores of each NUMA node that has cores; empty if the kernel does not report them. ``root``: the folder
     that contains ``sys``."""
     nodes = {}
     for folder in root.glob("sys/devices/system/node/node[0-9]*"):
@@ -93,7 +93,7 @@ def cores_of_ranks(
 
 
 def asked(option: str | None) -> str:
-    """The value of ``--bind``, or else of ``MLHPC_BIND``."""
+    """The value of ``--bind`` or, if that is not set, of ``MLHPC_BIND``."""
     return option or os.environ.get("MLHPC_BIND") or "none"
 
 
@@ -103,9 +103,9 @@ def _named(bind: str) -> str:
 
 
 def bind_this_rank(option: str | None) -> None:
-    """Bind this process as ``asked``, if another launcher started it or it is the only rank. Other launchers
-    assign cores themselves, so their ranks are bound only if ``asked`` returns lists of cores. Raises
-    UserError."""
+    """Bind this process to the cores that ``asked`` returns. A rank started by ``mlhpc run`` is bound already.
+    Other launchers assign cores themselves, so their ranks are bound only if ``asked`` returns lists of cores.
+    Raises UserError."""
     if (bind := asked(option)) == "none":
         return
     rank = identify(os.environ)
@@ -186,7 +186,8 @@ def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("
 
 
 def _units(cores: Cores, ranks: int, root: Path) -> list[Cores]:
-    """The physical cores, each as its set of threads; the single threads if there are fewer cores than ranks."""
+    """The physical cores, each as the set of its hardware threads; if there are fewer cores than ranks, the single
+    hardware threads."""
     siblings = {
         core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
         & cores
@@ -219,9 +220,9 @@ def _memory_policy(root: Path) -> str | None:
 
 
 def first_overlap(bindings: Sequence[str]) -> tuple[int, int, str] | None:
-    """Two ranks of one node that may run on the same cores, and the range of these cores; None if no two do.
-    ``bindings``: the cores of each rank, in the format of ``ranges``. Takes time linear in their length, since
-    they may come from an untrusted file. Raises ValueError."""
+    """Two ranks of one node that may run on the same cores, and the range of these cores; None if there are no
+    such ranks. ``bindings``: the cores of each rank, in the format of ``ranges``. The check takes time linear in
+    the length of ``bindings``, since they may come from an untrusted file. Raises ValueError."""
     intervals = []
     for rank, text in enumerate(bindings):
         for part in filter(None, text.split(",")):

@@ -26,8 +26,8 @@ def save(figure: Any, path: Path, dpi: int) -> None:
 
 
 def extend(least: float, largest: float, low: float, high: float) -> Literal["neither", "min", "max", "both"]:
-    """The ends at which a colour bar from ``low`` to ``high`` needs an arrow because values, from ``least`` to
-    ``largest``, exceed it."""
+    """The ends at which a colour bar from ``low`` to ``high`` needs an arrow, because the values, from ``least``
+    to ``largest``, extend beyond it."""
     if least < low:
         return "both" if largest > high else "min"
     return "max" if largest > high else "neither"

@@ -1,4 +1,4 @@
-"""The text of system files and the output of tools; empty if missing."""
+"""Reads system files and the output of tools; the result is empty if one is missing."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ def text(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """The output of a command; empty if it is missing, fails, or runs for more than 30 s."""
+    """The output of a command; empty if the command is missing, fails, or runs for more than 30 s."""
     if not shutil.which(command[0]):
         return ""
     env = os.environ | {"LC_ALL": "C"}

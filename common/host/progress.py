@@ -45,8 +45,9 @@ class _Rate(ProgressColumn):
 def progress(
     total: int, description: str, unit: str, show: bool = True, lines: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Yield a function ``advance(count)``. If ``show`` is true (for instance on rank 0), it draws a bar on a
-    terminal; elsewhere it writes lines, unless ``lines`` is false because the caller writes its own."""
+    """Yield a function ``advance(count)``. If ``show`` is true (for instance on rank 0), calls of ``advance``
+    update a bar on a terminal; elsewhere they write lines, unless ``lines`` is false because the caller writes its
+    own."""
     console = Console(file=sys.stderr)
     if not show or os.environ.get(QUIET):
         yield lambda count: None

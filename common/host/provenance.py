@@ -77,8 +77,8 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model(root: Path = Path("/")) -> str | None:
-    """The model of the processors; ``root`` replaces / in the path of /proc. ARM has none there, but lscpu
-    translates its numbers."""
+    """The model of the processors; ``root`` replaces / in the path of /proc. On ARM, /proc contains only numbers,
+    which lscpu translates to a model."""
     model = re.search(r"^model name\s*:\s*(.+)$", text(root / "proc/cpuinfo"), re.MULTILINE)
     model = model or re.search(r"^Model name:\s*(.+)$", output("lscpu"), re.MULTILINE)
     return " ".join(model[1].split()) if model else None
@@ -110,7 +110,8 @@ def batch_job(env: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ``PREFIXES``, sorted by name: those ``RECORDED`` with their values, others ``HIDDEN``."""
+    """The environment variables that begin with one of ``PREFIXES``, sorted by name: those in ``RECORDED`` with
+    their values, the others with ``HIDDEN`` as value."""
     return {
         name: value if name in RECORDED and _PLAIN.fullmatch(value) else HIDDEN
         for name, value in sorted(env.items())
@@ -134,7 +135,7 @@ def drivers() -> dict[str, str | None]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout that this package runs from; None if it is not a checkout."""
+    """The commit of the checkout that this package runs from; None if it does not run from a checkout."""
 
     def git(*words: str) -> str | None:
         try:
@@ -154,8 +155,9 @@ def commit() -> dict[str, Any]:
 
 
 def compiled_parts() -> dict[str, bool]:
-    """Whether each part in C was compiled when the suite was installed: decoders of encoded data sets,
-    and gradients of convolution and pooling on a CPU. Without them runs are slower, with the same results."""
+    """For each part in C, whether it was compiled when the suite was installed: the decoders of encoded data sets,
+    and the gradients of convolution and pooling on a CPU. Without these parts, runs are slower, with the same
+    results."""
     return {
         name: any(next(_ROOT.glob(f"{path}{suffix}"), None) for suffix in EXTENSION_SUFFIXES)
         for name, path in COMPILED.items()
@@ -163,7 +165,8 @@ def compiled_parts() -> dict[str, bool]:
 
 
 def extras() -> dict[str, bool]:
-    """Whether the packages of each extra are installed, for the extras that do not belong to a benchmark."""
+    """Return whether the packages of each extra are installed, for the extras that do not belong to a
+    benchmark."""
     return {name: all(find_spec(package) for package in needed) for name, needed in EXTRAS.items()}
 
 

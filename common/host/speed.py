@@ -23,8 +23,8 @@ _PIECE = 2**20
 
 
 def best(amount: float, work: Callable[[], object]) -> float:
-    """``amount`` divided by the shortest time, in seconds, that ``work`` took; it is repeated at least three times
-    and for at least a second, after a first call that does not count."""
+    """``amount`` divided by the shortest time, in seconds, that ``work`` took; ``work`` is repeated at least three
+    times and for at least a second, after a first call that does not count."""
     work()
     seconds: list[float] = []
     end = time.perf_counter() + 1.0
@@ -36,7 +36,7 @@ def best(amount: float, work: Callable[[], object]) -> float:
 
 
 def matrix_product() -> float:
-    """FLOP/s of a float32 matrix product by NumPy's BLAS."""
+    """FLOP/s of a float32 matrix product computed by NumPy's BLAS."""
     a = np.random.default_rng(0).random((_SIDE, _SIDE), dtype=np.float32)
     out = np.empty_like(a)
     return best(2 * _SIDE**3, lambda: np.matmul(a, a, out=out))
@@ -97,7 +97,7 @@ def loopback() -> tuple[float, float]:
 
 
 def _answer(server: socket.socket) -> None:
-    """Echoes single bytes until "s", then receives everything and answers once."""
+    """Answer each single byte until "s" arrives, then receive everything and answer once."""
     link, _ = server.accept()
     with link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,1 +1,1 @@
-"""Kernels of GPUs in Triton, which is imported with them."""
+"""GPU kernels written in Triton. Importing them imports Triton."""

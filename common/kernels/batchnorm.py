@@ -1,9 +1,11 @@
-"""Training-mode batch norm with a sum and a ReLU after it on a GPU, in two kernels forward and two backward.
+"""Training-mode batch norm on a GPU, followed by an addition and a ReLU if requested: two kernels in the forward
+pass and two in the backward pass.
 
-PyTorch's own kernels read or write an activation 13 times for these, and 16 times with a sum; these kernels 8
-and 12 times. Activations are channels last, a matrix [rows, channels] with a row for each pixel of each
-sample. The first kernel of each pass sums over ``PARTS`` groups of rows, and each program of the second adds
-those sums up: always in the same order, so that a step repeats bit for bit.
+PyTorch's own kernels read or write an activation 13 times for batch norm and ReLU, and 16 times with an addition;
+the kernels below do so 8 and 12 times. Activations are in channels-last layout: a matrix [rows, channels] with a
+row for each pixel of each sample. The first kernel of each pass sums over ``PARTS`` groups of rows, and each
+program of the second kernel adds up these sums, always in the same order, so that a repeated step gives the same
+result bit for bit.
 """
 
 import torch
@@ -16,15 +18,15 @@ from mlhpc.common.kernels.launch import Kernel, parts
 PARTS = 32
 ROWS = 32
 CHANNELS = 64
-"""Of a tile."""
+"""Rows and channels of a tile."""
 TILE = {"PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
 ROWS_WRITTEN = 256
-"""By a program of a second kernel."""
+"""Rows that each program of a second kernel writes."""
 
 
 @triton.jit
 def _tile(begin, first_channel, rows, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Positions of a tile in memory, and which of them are in the matrix."""
+    """The offsets of a tile's elements in memory, and a mask of the elements that are in the matrix."""
     row = begin + tl.arange(0, ROWS)
     channel = first_channel + tl.arange(0, CHANNELS)
     at = row.to(tl.int64)[:, None] * channels + channel[None, :]
@@ -33,7 +35,7 @@ def _tile(begin, first_channel, rows, channels, ROWS: tl.constexpr, CHANNELS: tl
 
 @triton.jit
 def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):
-    """Both sums of ``channel`` over all parts; ``sums`` is [2, PARTS, channels]."""
+    """Both sums of each ``channel`` over all parts; ``sums`` is [2, PARTS, channels]."""
     part = tl.arange(0, PARTS)
     at = sums + part[:, None] * channels + channel[None, :]
     first = tl.sum(tl.load(at, mask=inside[None, :], other=0.0), 0)
@@ -42,7 +44,7 @@ def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):
 
 @triton.jit
 def _of_channels(statistics, weight, bias, channel, channels):
-    """Mean, 1 / sqrt(variance + eps), weight and bias of ``channel``; ``statistics`` is [2, channels]."""
+    """Mean, 1 / sqrt(variance + eps), weight and bias of each ``channel``; ``statistics`` is [2, channels]."""
     inside = channel < channels
     centre = tl.load(statistics + channel, mask=inside, other=0.0)
     scale = tl.load(statistics + channels + channel, mask=inside, other=0.0)
@@ -54,7 +56,8 @@ def _of_channels(statistics, weight, bias, channel, channels):
 def _gradient_before(
     gradient, y, at, there, normalised, slope, offset, ADDED: tl.constexpr, RELU: tl.constexpr
 ):  # fmt: skip
-    """The gradient before the ReLU, whose sign is recomputed, or that of ``y`` if something was added."""
+    """The gradient before the ReLU. If something was added, the sign before the ReLU is that of ``y``; otherwise
+    it is recomputed."""
     value = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
     if RELU:
         if ADDED:
@@ -69,9 +72,10 @@ def sum_up(
     x, gradient, y, statistics, weight, bias, sums, rows, eights, each, BACKWARD: tl.constexpr,
     ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (channels, part): two sums over ``each`` rows. Forward: of ``x`` less its first row, and of the
-    squares (Chan et al. 1983, shifted data); ``BACKWARD``: of the gradient, and of its product with the
-    normalised ``x``. ``eights``: channels / 8, by which Triton knows that eight are aligned."""
+    """Program (channels, part): computes two sums over ``each`` rows. Forward: the sums of ``x`` minus its first
+    row, and of the squares of these differences (Chan et al. 1983, shifted data). ``BACKWARD``: the sums of the
+    gradient, and of its product with the normalised ``x``. ``eights``: channels / 8, which tells Triton that
+    channels are aligned in groups of eight."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -104,8 +108,8 @@ def normalise(
     momentum, eps, ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (channels, part of the rows): ``y`` from ``x`` and, if ``ADDED``, ``added``. The first part writes
-    the mean, 1 / sqrt(variance + eps), and the running statistics."""
+    """Program (channels, part of the rows): computes ``y`` from ``x`` and, if ``ADDED``, ``added``. The first part
+    also writes the mean, 1 / sqrt(variance + eps), and the running statistics."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -141,8 +145,8 @@ def propagate(
     x, gradient, y, statistics, weight, bias, sums, of_x, of_added, of_weight, of_bias, rows, eights, each,
     ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (channels, part of the rows): the gradients of ``x`` (Ioffe and Szegedy 2015, section 3) and of
-    ``added``. The first part also writes the gradients of weight and bias."""
+    """Program (channels, part of the rows): computes the gradients of ``x`` (Ioffe and Szegedy 2015, section 3)
+    and of ``added``. The first part also writes the gradients of weight and bias."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -174,8 +178,9 @@ def forward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``y`` like ``x``, and mean and 1 / sqrt(variance + eps), [2, channels]; updates the running statistics.
-    ``x`` and ``added`` are [b, channels, h, w], channels last, with a multiple of eight channels."""
+    """Returns ``y``, with the shape of ``x``, and mean and 1 / sqrt(variance + eps), [2, channels]; updates the
+    running statistics. ``x`` and ``added`` are [b, channels, h, w], channels last, with a multiple of eight
+    channels."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     y = torch.empty_like(x)
     sums = weight.new_empty((2, PARTS, channels))
@@ -202,8 +207,9 @@ def backward(
     statistics: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The gradients of ``x`` [b, channels, h, w], of what was added if ``y``, the output, is given, of weight
-    and of bias. ``gradient`` is laid out like ``x``; ``statistics`` [2, channels] are those of ``forward``."""
+    """Returns the gradients of ``x`` [b, channels, h, w], of ``added`` (if the output ``y`` is passed), of weight
+    and of bias. ``gradient`` is laid out like ``x``; ``statistics`` [2, channels] are those that ``forward``
+    returned."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     of_x = torch.empty_like(x)
     of_added = None if y is None else torch.empty_like(x)
@@ -220,5 +226,5 @@ def backward(
 
 
 def _rows_of_a_part(rows: int) -> int:
-    """Rows of each of ``PARTS``: whole tiles."""
+    """Number of rows in each of the ``PARTS`` groups, a multiple of the rows of a tile."""
     return ROWS * parts(rows, ROWS * PARTS)

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels for which the host does little."""
+"""Launches Triton kernels with little work for the host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +11,16 @@ from triton.runtime import driver
 KNOWN = "3.7.1"
 """The version of Triton whose compiled kernels are launched directly."""
 ALIGNED = 16
-"""Bytes, of which Triton compiles another kernel where a pointer is no multiple."""
+"""Alignment in bytes. Triton compiles a different kernel for pointers that are not multiples of it."""
 
 
 class Kernel:
-    """``function``, in Triton's language, as a kernel.
+    """A kernel made from ``function``, which is written in Triton's language.
 
-    At every launch ``triton.jit`` works out in Python which of its compiled kernels fits. ``launch`` remembers it
-    by the types and devices of tensors and the values of numbers. Tensors that are not aligned, other versions
-    of Triton, AMD's GPUs, where the bytes behind a pointer matter too, and the interpreter take Triton's way.
+    At every launch, ``triton.jit`` determines in Python which of its compiled kernels fits the arguments.
+    ``launch`` does this only once for the same types and devices of tensors and the same values of numbers.
+    ``triton.jit`` still launches the kernel if a tensor is not aligned, with other versions of Triton, on AMD's
+    GPUs (where the size of a tensor's memory matters too), and in Triton's interpreter.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -32,7 +33,7 @@ class Kernel:
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     def launch(self, grid: tuple[int, int], *arguments: Tensor | int | float, **constants: Any) -> None:
-        """``kernel[grid](*arguments, **constants)`` on the current device, with tensors of any shape."""
+        """Call ``kernel[grid](*arguments, **constants)`` on the current device, with tensors of any shape."""
         if not self._direct:
             self.jit[grid](*arguments, **constants)
             return
@@ -63,5 +64,6 @@ class Kernel:
 
 
 def parts(whole: int, size: int) -> int:
-    """Parts of ``size`` in ``whole``, of which the last may be smaller; ``triton.cdiv`` takes microseconds."""
+    """Number of parts of ``size`` in ``whole``; the last part may be smaller. ``triton.cdiv`` would take
+    microseconds."""
     return -(-whole // size)

@@ -1,5 +1,5 @@
-"""Operators of PyTorch whose kernels are in Triton, which is imported when one is first called: fake tensors
-(``common/pytorch/profile.py``) need only the shapes."""
+"""PyTorch operators whose kernels are written in Triton. Triton is imported when an operator is first called on
+real tensors; fake tensors (``common/pytorch/profile.py``) need only the shapes."""
 
 from collections.abc import Callable
 from functools import cache
@@ -20,13 +20,14 @@ class StandIn(FakeTensorMode):
 
 
 def stands_in(x: Tensor) -> bool:
-    """Whether ``x`` [...] is such a tensor."""
+    """Return whether ``x``, of any shape, is such a fake tensor (``StandIn``)."""
     return isinstance(x, FakeTensor) and isinstance(x.fake_mode, StandIn)
 
 
 def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) -> Callable[..., Any]:
-    """Define ``torch.ops.mlhpc.NAME`` with ``function`` (MODULE:NAME). ``shapes``: returns empty results. Returns
-    what calls the operator for fake tensors, and else ``function`` itself, which takes the host less."""
+    """Define ``torch.ops.mlhpc.NAME``, computed by ``function`` (MODULE:NAME). ``shapes`` returns uninitialised
+    results for fake tensors. Returns a function that calls the operator for fake tensors, and otherwise
+    ``function`` itself, which takes less time on the host."""
     module, _, attribute = function.partition(":")
 
     @cache
@@ -45,8 +46,8 @@ def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) ->
 
 
 def run_on(x: Tensor) -> bool:
-    """Whether such operators run on ``x``, of any shape [...]: on a GPU, unless the network is compiled or
-    Triton cannot be."""
+    """Return whether the operators defined here can run on ``x``, of any shape: ``x`` must be on a GPU, the
+    network must not be compiled, and Triton must be installed and able to compile kernels."""
     if torch.compiler.is_compiling():
         return False
     return stands_in(x) or (x.is_cuda and _has_triton())

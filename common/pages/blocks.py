@@ -26,7 +26,7 @@ a page may contain thousands of rows."""
 class Cell:
     """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), to
     twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
-    warning or expected. ``link``: where the text leads on a page, relative to the page."""
+    warning or expected. ``link``: the target of a link on the text, relative to the page."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -47,8 +47,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. ``name``: base name of saved CSV and JSON files. The first ``text_columns`` columns
-    contain text, the others numbers. ``prose``: the columns that contain sentences."""
+    """A table: rows under a header. ``name``: base name of saved CSV and JSON files. The first ``text_columns``
+    columns contain text, the others numbers. ``prose``: the columns that contain sentences."""
 
     name: str
     head: tuple[str, ...]
@@ -65,12 +65,12 @@ class Table:
         return not self.rows
 
     def is_number(self, column: int) -> bool:
-        """Whether a column contains numbers, which are aligned to the right."""
+        """Return whether a column contains numbers, which are aligned to the right."""
         return column >= self.text_columns and column not in self.prose
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The rows, each as a dictionary keyed by column title."""
+        """The rows, each as a dictionary with the column titles as keys."""
         head = [printable(title) for title in self.head]
         return [dict(zip(head, (cell.raw for cell in row), strict=True)) for row in self.rows]
 
@@ -161,14 +161,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Legend:
-    """Marks with their names: (number of the series, or -1 for a reference; letter; text; whether it is
-    filled)."""
+    """Marks with their names. Each entry is (number of the series, or -1 for a reference; letter; text; whether
+    the mark is filled)."""
 
     entries: tuple[tuple[int, str, str, bool], ...]
     kind: ClassVar[str] = "legend"
 
     def sign(self, series: int, filled: bool) -> str:
-        """The character that resembles the marker of a series (-1: of a reference)."""
+        """The character that resembles the marker of a series (-1: the marker of a reference)."""
         return ("●■▲◆▼✚" if filled else "○□△◇▽✢")[max(series, 0) % 6]
 
 

@@ -44,7 +44,7 @@ def write(path: Path, html: str) -> None:
     """Write a page to a file. Only pages are overwritten: raises UserError if ``path`` is another file or cannot
     be written."""
     with as_user_error(path, "cannot be written", "choose another --out FILE.html"):
-        # What exists there may be someone else's, such as a link to a FIFO or to a device.
+        # An existing file may be another user's, such as a link to a FIFO or to a device.
         if path.exists() and not (path.is_file() and _begins(path) == html[:15].encode()):
             raise UserError(f"{path} exists and is not an HTML page; choose another --out FILE.html")
         write_bytes(path, html.encode())
@@ -96,7 +96,7 @@ def _resource(name: str) -> str:
 
 
 def _style() -> str:
-    """The style sheet, whose variables have the charts' palette."""
+    """The style sheet, with the charts' palette as CSS variables."""
     names = {"ink": charts.INK, "soft": charts.SOFT, "line": charts.LINE, "card": charts.CARD}
     names |= {"accent": charts.ACCENT, "bad": charts.BAD}
     names |= charts.PARTS | {f"c{n}": pair for n, pair in enumerate(charts.SERIES)}

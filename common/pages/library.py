@@ -1,5 +1,5 @@
 """The scripts that draw charts in a page: vega, vega-lite and vega-embed as one, from vl-convert. Bundling them
-takes as long as all else of a page, so the bundle is kept in the user's cache."""
+takes as long as all other work for a page, so the bundle is kept in the user's cache folder."""
 
 import atexit
 import os
@@ -23,12 +23,12 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 @cache
 def begin() -> str | Popen[bytes]:
-    """The scripts if they are kept; otherwise begin to bundle them, for a page that is rendered later. In a
-    process of its own, since vl-convert keeps the lock of the interpreter."""
+    """Return the scripts if they are in the cache folder. Otherwise start to bundle them, in a separate process
+    because vl-convert does not release the interpreter lock, and return that process; ``script`` waits for it."""
     with suppress(OSError), open(open_regular(_kept(), os.O_NOFOLLOW), "rb") as file:
         about = os.fstat(file.fileno())
         digest, _, scripts = file.read().partition(b"\n")
-        # Only what this user alone could have written, and as a whole: it becomes part of pages.
+        # Accept only a complete file that no other user could have written, since it becomes part of pages.
         own = about.st_uid == os.geteuid() and about.st_nlink == 1 and not about.st_mode & 0o022
         if own and digest == sha256(scripts).hexdigest().encode():
             return scripts.decode()
@@ -55,7 +55,7 @@ def script() -> str:
             f"vl-convert cannot bundle the scripts of charts (status {begun.returncode}): reinstall it"
         )
     scripts = bundle.replace(b"</script", b"<\\/script")
-    with suppress(OSError):  # without a cache that can be written, they are bundled for each page
+    with suppress(OSError):  # if the cache cannot be written, scripts are bundled for each page
         _kept().parent.mkdir(parents=True, exist_ok=True)
         write_bytes(_kept(), sha256(scripts).hexdigest().encode() + b"\n" + scripts)
     return scripts.decode()

@@ -46,13 +46,14 @@ class LogAxis:
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def beside(self, value: float, place: float) -> float:
-        """``value`` shifted by ``place`` times 1.2% of the axis, so that intervals at the same value stand side by
-        side."""
+        """``value`` shifted by ``place`` times 1.2% of the axis, so that intervals at the same value are drawn
+        side by side."""
         return value * math.pow(self.high / self.low, 0.012 * place)
 
 
 def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:
-    """A logarithmic axis around positive ``values``, extended by the factor ``room`` at both ends."""
+    """A logarithmic axis around positive ``values``, whose range is extended by the factor ``room`` at both
+    ends."""
     return LogAxis(min(values) / room, max(values) * room, title, base)
 
 
@@ -72,10 +73,10 @@ def lines(
     over: Sequence[alt.Chart] = (),
     **caption: Any,
 ) -> Figure:
-    """Points, joined by a line for each of ``series`` in the order of the rows of ``base``. A row has ``x``,
-    ``y``, ``series``, and optionally ``y_low`` and ``y_high`` (an interval; or ``x_low`` and ``x_high``), ``join``
-    (only points with the same value are joined) and ``hollow`` (an unfilled mark). ``series_title``: title of the
-    legend. ``size``: size of the marks. ``under`` and ``over``: layers drawn below and above."""
+    """Points that are joined, in the order of the rows of ``base``, by a line for each of ``series``. A row has
+    ``x``, ``y``, ``series``, and optionally ``y_low`` and ``y_high`` (an interval; or ``x_low`` and ``x_high``),
+    ``join`` (only points with the same value are joined) and ``hollow`` (an unfilled mark). ``series_title``:
+    title of the legend. ``size``: size of the marks. ``under`` and ``over``: layers drawn below and above."""
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
     by: Any = {
         "scale": alt.Scale(domain=list(series)),
@@ -100,8 +101,8 @@ def lines(
 
 
 class Mark(NamedTuple):
-    """A point of a curve, with its interval of y if it has one. ``what``: text shown on hover. ``join``: whether
-    it is joined with the other such points of its series."""
+    """A point of a curve, with its interval of y if it has one. ``what``: text shown on hover. ``join``: whether a
+    line joins it to the other points of its series that have ``join``."""
 
     series: str
     x: float
@@ -113,7 +114,8 @@ class Mark(NamedTuple):
 
 
 def curves(marks: Sequence[Mark], x: str, y: str, title: str) -> Figure:
-    """A chart of ``marks``, with ``lines`` for each series, on logarithmic axes titled ``x`` and ``y``."""
+    """A chart of ``marks``, drawn by ``lines`` with one line per series, on logarithmic axes titled ``x`` and
+    ``y``."""
     x_axis = log_axis([mark.x for mark in marks], x, base=2, room=1.2)
     ends = [end for mark in marks for end in (mark.y, mark.y_low, mark.y_high) if end]
     says = [f"{mark.series}, {mark.what}: {digits(mark.y)}" for mark in marks]
@@ -183,9 +185,10 @@ def columns(
     over: Sequence[alt.Chart] = (),
     **caption: Any,
 ) -> Figure:
-    """Vertical columns from zero. ``titles``: those of the axes x and y. A row has ``x``, ``y`` and, with
-    ``colours``, ``part``, one of its keys: parts are stacked in that order, or stand next to each other with
-    ``beside``. A ``legend`` at the bottom replaces the labels of the x axis. ``over``: layers drawn above."""
+    """Vertical columns from zero. ``titles``: titles of the x and y axes. A row has ``x``, ``y`` and, with
+    ``colours``, ``part``, which is a key of ``colours``. Parts are stacked in the order of ``colours``, or placed
+    side by side with ``beside``. A ``legend`` at the bottom replaces the labels of the x axis. ``over``: layers
+    drawn above."""
     x = BY_COLUMN.copy().title(titles[0]).axis(labels=legend != "bottom")
     scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
     if colours:
@@ -231,8 +234,8 @@ def stacked_bars(
 ) -> Figure:
     """Horizontal bars of stacked ``parts`` (key to label); parts without a size are left out.
 
-    ``what``: what the bars show, which begins the alternative text; the share of each part follows. ``relative``:
-    all bars span 100%. Shares are written on the parts of relative bars, and of a single bar.
+    ``what``: what the bars show. The alternative text consists of ``what`` and the share of each part.
+    ``relative``: all bars span 100%. Shares are written on the parts of relative bars, and of a single bar.
     """
     rows, alt_texts = [], []
     for n, bar in enumerate(bars):
@@ -267,7 +270,7 @@ def stacked_bars(
 def _parts_of(
     bar: Bar, parts: Mapping[str, str], measure: Measure, *, labelled: bool
 ) -> list[dict[str, Any]]:
-    """The rows for a bar's parts. ``labelled``: shares are written on large parts."""
+    """The chart's rows for a bar's parts. ``labelled``: whether shares are written on large parts."""
     rows, whole = [], sum(bar.sizes.values())
     for order, key in enumerate(key for key in parts if bar.sizes.get(key, 0.0) > 0):
         share = bar.sizes[key] / whole

@@ -72,8 +72,8 @@ def print_texts(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Co
 
 
 class _Column:
-    """A column's widths in characters: ``natural`` for texts in one line each, ``longest`` without breaking a
-    word, ``least`` at minimum."""
+    """A column's widths in characters: ``natural``: with each text in one line; ``longest``: without breaking a
+    word; ``least``: the minimum."""
 
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Text]], n: int, *, number: bool) -> None:
         self.title, self.number = printable(head[n]), number
@@ -85,12 +85,12 @@ class _Column:
 
 
 def _edges(columns: Sequence[_Column]) -> int:
-    """Number of blanks needed: one at either edge and one between columns."""
+    """Number of blanks needed: one at each edge and one between adjacent columns."""
     return len(columns) + 1
 
 
 def _grid(columns: Sequence[_Column], most: int) -> Grid:
-    """An empty grid at most ``most`` characters wide. Columns get room for their longest words, those with short
+    """An empty grid at most ``most`` characters wide. Columns get room for their longest words, columns with short
     words first, so that keys are kept whole before paths are. The remaining room goes to whichever column is
     folded into the most lines."""
     widths = [column.least for column in columns]

@@ -18,7 +18,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     ``group``: the ranks that share statistics in training (None: each rank has its own). ``frozen``: the module
     stays in evaluation mode, with the running statistics, while the rest of the network is trained. ``recompute``:
-    the modules that get its output recompute it in their backward pass instead of keeping it.
+    the modules that use the output recompute it in their backward pass instead of keeping it.
     """
 
     def __init__(self, features: int, *, relu: bool = False, momentum: float = 0.1) -> None:
@@ -38,8 +38,8 @@ class BatchNorm(nn.BatchNorm2d):
             raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
     def forward(self, input: Tensor, added: Tensor | None = None, relu: bool | None = None) -> Tensor:
-        """The normalised ``input``, [b, channels, h, w] or a volume. ``added``, of the same shape, is added before
-        the ReLU. ``relu`` overrides the module's own setting."""
+        """The normalised ``input``, [b, channels, h, w] or a volume. ``added``, of the same shape as ``input``, is
+        added before the ReLU. ``relu`` overrides the module's own setting."""
         self._check_input_dim(input)
         relu = self.relu if relu is None else relu
         if self.training and self.group is None and input.numel() == input.shape[1]:
@@ -52,7 +52,7 @@ class BatchNorm(nn.BatchNorm2d):
             return fused
         if self.training and self.group is not None:
             x = _Trained.apply(input, self.weight, self.bias, self, False)
-        else:  # not the parent's, which counts batches: that takes a kernel, and nothing reads the number
+        else:  # not the parent's forward, which launches a kernel to count batches
             own = self.running_mean, self.running_var, self.weight, self.bias
             x = F.batch_norm(input, *own, self.training, self.momentum or 0.0, self.eps)
         if added is not None:
@@ -61,8 +61,8 @@ class BatchNorm(nn.BatchNorm2d):
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean and variance [channels] of ``x`` over its pixels or voxels; updates the running statistics. In a
-        group they cover all ranks of the group, and the third value is the number of elements; without a group it
-        is None."""
+        group, mean and variance cover all ranks of the group, and the third value returned is the number of
+        elements; without a group, that is None."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None
         if self.group is None:
@@ -89,7 +89,7 @@ class _Trained(torch.autograd.Function):
     """Training-mode batch norm, with a ReLU if ``relu``. Over a group of ranks it costs one all-gather of means
     and variances in the forward pass and one all-reduce of two sums per channel in the backward pass. It also runs
     on CPUs, which PyTorch's ``SyncBatchNorm`` does not support. It keeps its input, and recomputes its output from
-    it on demand."""
+    the input on demand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm, relu: bool) -> Tensor:
@@ -135,7 +135,7 @@ class _Trained(torch.autograd.Function):
 
 
 def _can_fuse(x: Tensor) -> bool:
-    """Whether the kernels in ``common/kernels/batchnorm.py`` support ``x`` in training."""
+    """Return whether the kernels in ``common/kernels/batchnorm.py`` support ``x`` in training."""
     fits = x.dim() == 4 and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last)
     return fits and run_on(x)
 
@@ -193,7 +193,7 @@ class _Fused(torch.autograd.Function):
 
 def recompute_output(node: Any) -> Tensor:
     """The output of a batch norm, [b, channels, h, w] like its input, recomputed bit for bit from the input.
-    ``node``: the output's ``grad_fn``, before its backward pass is over. The output is recomputed once and kept
+    ``node``: the output's ``grad_fn``, before its backward pass has ended. The output is recomputed once and kept
     until the backward pass of the batch norm itself, which follows those of the modules that use the output."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
@@ -210,8 +210,8 @@ def _normalised(
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Let every ``group_size`` neighbouring ranks share batch-norm statistics; a single rank has none. All ranks
-    call it."""
+    """Let groups of ``group_size`` neighbouring ranks share batch-norm statistics. Does nothing if a group or the
+    world has only one rank. All ranks call it."""
     if 1 in (group_size, world.size):
         return
     assert isinstance(world, TorchWorld), "ranks that share statistics are connected by torch.distributed"

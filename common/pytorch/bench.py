@@ -14,8 +14,8 @@ DEVICE = first_device().type
 
 
 def measure_batches(loader: Loader[Any], files: Sequence[Path]) -> Figures:
-    """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, including the move of each ``x`` to
-    ``DEVICE``."""
+    """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, including the transfer of each ``x``
+    to ``DEVICE``."""
 
     def arrays(batch: Any) -> Arrays:
         x, y = batch

@@ -14,7 +14,8 @@ from mlhpc.common.data.prefetch import reader_threads
 
 
 class Buffers:
-    """Memory for the tensors of batches, page-locked if ``pinned``, and reused once no tensor refers to it."""
+    """Memory for the tensors of batches, page-locked if ``pinned``, and reused once no tensor refers to that
+    memory."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -29,9 +30,9 @@ class Buffers:
 
 
 def page_lock(largest: int, each: int, more: Sequence[int] = ()) -> None:
-    """Page-lock memory in advance: ``each`` pieces of every power of two up to ``largest`` bytes, and pieces of
-    the sizes ``more``. PyTorch keeps freed pieces, whose sizes are powers of two; page-locking a new piece takes
-    milliseconds."""
+    """Page-lock memory in advance: ``each`` pieces of every power of two up to ``largest`` bytes, and one piece of
+    each size in ``more``. PyTorch keeps freed pieces, whose sizes are powers of two; page-locking a new piece
+    takes milliseconds."""
     powers = [1 << bits for bits in range((largest - 1).bit_length() + 1)]
     held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in (*each * powers, *more)]
     del held  # only now, so that no piece reuses an earlier one

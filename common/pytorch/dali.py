@@ -35,24 +35,25 @@ class Pipeline(Reader, Protocol):
     """A reader whose batches, as returned by ``finish``, are the input of a DALI pipeline."""
 
     def inputs(self, batch: Any) -> Any:
-        """The data of a batch for ``external_source``."""
+        """The data of a batch, to pass to DALI's ``external_source``."""
 
     def outputs(self, fn: ModuleType, types: ModuleType, feed: Callable[[], Any], key: Any) -> Any:
-        """The pipeline's output; called while the pipeline is being defined. ``feed``: its external source;
-        ``key``: the first sample's key."""
+        """The pipeline's output; called while the pipeline is being defined. ``feed``: the pipeline's external
+        source; ``key``: the first sample's key."""
 
     def collect(self, x: Tensor, batch: Any) -> Any:
         """The finished batch, made from the pipeline's output ``x``, [batch, ...], for the input ``batch``."""
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
-        """Raises an error of the pipeline as UserError if a sample of the batches ``in_use`` caused it."""
+        """Context manager that raises an error of the pipeline as UserError if a sample of the batches ``in_use``
+        caused it."""
 
 
 def batches(
     reader: Pipeline, keys: Iterable[Sequence[Any]], *, feed: Feed, workers: int, device: str
 ) -> Generator[Any, None, None]:
     """The batches with these ``keys``, in order, read by ``feed``. DALI processes them with ``workers`` threads,
-    or, if ``device`` is not "cpu", on the GPU, where the batches then are. Raises UserError if DALI is not
+    or, if ``device`` is not "cpu", on the GPU, and leaves the batches there. Raises UserError if DALI is not
     installed, or, naming the file, if a file cannot be read."""
     dali, fn, types = load()
     batches = list(keys)
@@ -94,8 +95,8 @@ def batches(
 class Outputs:
     """A pipeline's outputs, as tensors that the caller may keep.
 
-    On a GPU they are copies in PyTorch's memory: DALI reuses its own memory as soon as Python drops a tensor,
-    unaware that a PyTorch stream has yet to read it. The original is kept until the copy is done.
+    On a GPU, the tensors are copies in PyTorch's memory: DALI reuses its own memory as soon as Python drops a
+    tensor, unaware that a PyTorch stream has yet to read it. The original is kept until the copy is done.
     """
 
     def __init__(self) -> None:

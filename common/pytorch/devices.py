@@ -68,7 +68,8 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
 
 def without_code(device: torch.device) -> str:
     """Why kernels of the installed PyTorch cannot run on ``device``, in one line; empty if they can. Machine code
-    runs on its own architecture and on later ones of the same generation, PTX ("compute_") on all later ones."""
+    runs on the architecture that it was compiled for and on later ones of the same generation, PTX ("compute_") on
+    all later ones."""
     if device.type != "cuda":
         return ""
     facts, built = torch.cuda.get_device_properties(device), torch.cuda.get_arch_list()
@@ -126,13 +127,13 @@ class StreamEvent:
 
 
 def device_events(device: torch.device) -> RecordEvent | None:
-    """A function that records events on ``device``; None for a CPU, whose steps are done when they return."""
+    """A function that records events on ``device``; None for a CPU, whose steps are complete when they return."""
     return None if device.type == "cpu" else lambda: StreamEvent(device)
 
 
 def device_ranges(device: torch.device) -> Ranges | None:
-    """Marks the spans of a run for the vendor's profiler: with NVTX for Nsight, ROCTX for rocprof (builds for ROCm
-    map NVTX calls to it), or ITT for VTune; None for a CPU."""
+    """The module that marks the spans of a run for the vendor's profiler: NVTX for Nsight and, in builds for ROCm,
+    which map NVTX calls to ROCTX, for rocprof; ITT for VTune. None for a CPU."""
     ranges: dict[str, Ranges] = {"cuda": torch.cuda.nvtx, "xpu": torch.profiler.itt}
     return ranges.get(device.type)
 
@@ -144,8 +145,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function that moves batches, tensors of any shape, to ``device``: to an accelerator on a separate stream,
-    during the previous step. It returns a batch unchanged that is already on the device."""
+    """A function that moves batches, tensors of any shape, to ``device``; for an accelerator, on a separate
+    stream, during the previous step. A batch that is already on the device is returned unchanged."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)
@@ -169,7 +170,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Make ``peak_memory`` count from now on."""
+    """Restart the measurement of ``peak_memory``."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
 
@@ -180,15 +181,15 @@ def random_state(device: torch.device) -> Any:
 
 
 def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
-    """Context manager that restores the random states of the host and of ``device`` at the end."""
+    """Context manager that, on exit, restores the random states of the host and of ``device``."""
     if not _is_accelerator(device):
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device.index], device_type=device.type)
 
 
 def without_graphs(device: torch.device, ranks: int) -> str:
-    """Why the steps of ``ranks`` ranks on ``device`` cannot be captured; empty if they can. Its requirements on
-    NCCL are those of PyTorch's documentation ("CUDA semantics", "Usage with DistributedDataParallel")."""
+    """Why the steps of ``ranks`` ranks on ``device`` cannot be captured; empty if they can. The requirements on
+    NCCL are from PyTorch's documentation ("CUDA semantics", "Usage with DistributedDataParallel")."""
     if device.type != "cuda" or torch.version.hip:
         return "it needs an NVIDIA GPU"
     if ranks > 1 and (version := torch.cuda.nccl.version()) < MIN_NCCL:
@@ -238,14 +239,14 @@ def activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 class Precisions(NamedTuple):
-    """The precisions that an accelerator's matrix units support besides float32 and float16."""
+    """Which precisions, besides float32 and float16, an accelerator's matrix units support."""
 
     tf32: bool
     bfloat16: bool
 
 
 def precisions(device: torch.device) -> Precisions:
-    """The ``Precisions`` of ``device``. NVIDIA's GPUs support both from compute capability 8.0 on."""
+    """The ``Precisions`` of ``device``. NVIDIA's GPUs support bfloat16 and TF32 from compute capability 8.0 on."""
     if accelerator() == "cuda":
         ampere = torch.cuda.get_device_capability(device)[0] >= 8
         return Precisions(ampere, ampere)
@@ -266,8 +267,9 @@ LOST = (
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError if a GPU (or the host, for a CPU) has too little memory for ``what``, or if a GPU has
-    failed. ``advice``: what would need less memory; empty if nothing would. Can also be used as a decorator."""
+    """Context manager that raises UserError if a GPU (or the host, for a CPU) has too little memory for ``what``,
+    or if a GPU has failed. ``advice``: what to change to need less memory; empty if nothing helps. Can also be
+    used as a decorator."""
     try:
         yield
     except (
@@ -301,8 +303,8 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
 
 
 def _failure(error: BaseException) -> str:
-    """The driver's message if this process's device has failed, whichever library raised the first ``error``;
-    otherwise empty. Does not wait for the device."""
+    """The driver's message if this process's device has failed; otherwise empty. The first ``error`` may come from
+    any library. Does not wait for the device."""
     try:
         if torch.accelerator.is_available():
             torch.accelerator.current_stream().query()

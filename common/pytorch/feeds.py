@@ -1,4 +1,5 @@
-"""Selects what reads a loader's samples ahead (``loading.loader``), and prepares it before the clock starts."""
+"""Selects the feed that reads a loader's samples ahead (``loading.loader``), and prepares that feed before the
+clock starts."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,9 +40,9 @@ def feed_of(
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
 ) -> Feed:
     """The feed that ``loading.loader`` names: "threads" of this process, in the pool that ``threads`` opens;
-    "workers", worker processes; or "dali", whose reader is a ``dali.Pipeline``. Its tensors are on the host,
-    page-locked unless ``device`` is "cpu". ``ranks_on_node``: number of ranks that need memory at the same
-    time."""
+    "workers", which are processes; or "dali", for a reader that is a ``dali.Pipeline``. The feed's tensors are on
+    the host, page-locked unless ``device`` is "cpu". ``ranks_on_node``: number of ranks that need memory at the
+    same time."""
     if loading.loader == "workers":
         return partial(
             workers.batches,

@@ -12,8 +12,8 @@ from mlhpc.common.kernels.operators import stands_in
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor``, of any shape, is on a CPU. A fake tensor (``profile.fake_tensors``) stands for one on a
-    GPU."""
+    """Return whether ``tensor``, of any shape, is on a CPU. A fake tensor (``profile.fake_tensors``) represents
+    one on a GPU."""
     return tensor.device.type == "cpu" and not stands_in(tensor)
 
 
@@ -53,8 +53,8 @@ def momentum_step(
 
 
 def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
-    """``tensors[i] *= factors[i]``, in place; ``factors`` [len(tensors)] on their device. Does not wait for the
-    device.
+    """``tensors[i] *= factors[i]``, in place; ``factors`` [len(tensors)] are on the same device. Does not wait for
+    the device.
 
     With a list of 0-dimensional factors, PyTorch would launch a kernel per tensor on a GPU. With factors of the
     tensors' shapes and strides, a few kernels process all of them (``can_use_fast_route`` in
@@ -67,8 +67,8 @@ def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
 
 
 def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
-    """For each of ``tensors``, which are dense in memory, a tensor with its shape and strides, filled with its
-    factor from ``factors`` [len(tensors)]."""
+    """For each of ``tensors``, which must be dense in memory, a tensor of the same shape and strides, filled with
+    the corresponding factor from ``factors`` [len(tensors)]."""
     sizes = [tensor.numel() for tensor in tensors]
     filled = torch.cat([factor.expand(size) for factor, size in zip(factors.unbind(), sizes, strict=True)])
     parts = zip(tensors, filled.split(sizes), strict=True)
@@ -76,9 +76,10 @@ def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
 
 
 class _Together(torch.autograd.Function):
-    """Returns ``copies`` of weights. One kernel converts all of their gradients together to the weights' type.
-    ``in_place``: the gradients are written into the weights' existing ones, which DistributedDataParallel keeps in
-    its buckets. Autograd then gets None, but still tells DistributedDataParallel that the gradients are ready."""
+    """Autograd function whose outputs are ``copies`` of the weights. Its backward pass converts all of their
+    gradients to the weights' type with one kernel. ``in_place``: it writes the gradients into the weights'
+    existing gradients, which DistributedDataParallel keeps in its buckets. Autograd then gets None, but still
+    tells DistributedDataParallel that the gradients are ready."""
 
     @staticmethod
     def forward(ctx: Any, copies: list[Tensor], in_place: bool, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -146,7 +147,7 @@ def with_weights_together(
                 group = [copies[name] for name in names]
                 made = _Together.apply(group, in_place, *(weights[name] for name in names))
                 used |= zip(names, made, strict=True)
-        # Looking for tied weights, of which there are none, would take the host longer than the rest of it.
+        # There are no tied weights; looking for them would take the host longer than the rest of the call.
         result: Tensor = functional_call(model, used, (x,), tie_weights=False)
         return result
 

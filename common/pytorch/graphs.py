@@ -1,5 +1,6 @@
-"""Steps replayed from an accelerator's graphs: forward and backward pass, all-reduce, and optimizer in one launch.
-A comparison with eager steps, before the clock starts, decides whether a run replays its steps."""
+"""Training steps that are replayed from device graphs (CUDA graphs on NVIDIA's GPUs): forward and backward pass,
+all-reduce, and optimizer in one launch. A comparison with eager steps, before the clock starts, decides whether a
+run replays its steps."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +46,9 @@ def start_steps(
     sizes: WarmUpSizes,
     log: RunLog,
 ) -> tuple[Steps[Measured], "Graphs | None"]:
-    """The steps that ``make`` makes, warmed up unless they are emulated, and their graphs if they are replayed
-    (see ``Graphs.objection``). Called by all ranks, before the clock starts; ``zeros`` and ``sizes`` as for
-    ``warm_up``. Raises UserError if graphs are set to ``on`` but the steps cannot be replayed."""
+    """Create steps with ``make`` and warm them up unless they are emulated. Returns the steps, and their graphs if
+    they are to be replayed (see ``Graphs.objection``). Called by all ranks, before the clock starts; ``zeros`` and
+    ``sizes`` as for ``warm_up``. Raises UserError if graphs are set to ``on`` but the steps cannot be replayed."""
     if run.emulation.enabled:
         return make(None), None
     device, world, wanted = next(state[0].parameters()).device, state[3], run.graphs
@@ -69,8 +70,8 @@ def start_steps(
 
 
 class Replayed:
-    """Calls ``work``. While ``active``, it is captured after ``WARM_UP`` calls and then replayed for batches of
-    the largest size so far; other batches run eagerly."""
+    """Calls ``work``. While ``active``, ``work`` is captured after ``WARM_UP`` calls and then replayed for batches
+    of the largest size seen so far; other batches run eagerly."""
 
     def __init__(self, work: Work, capture: Capture, device: torch.device, active: bool) -> None:
         self.active = active
@@ -119,7 +120,7 @@ class Graphs:
 
     def objection(self, steps: Steps[Any], state: State, trial: Sequence[TensorPair], compared: bool) -> str:
         """Capture the steps and have them replayed, unless a rank objects. Returns the objection, the same on all
-        ranks, or an empty text.
+        ranks, or an empty string.
 
         All values that change between steps must be on the device. If ``compared``, the steps on ``trial``, whose
         last batch is for the evaluation, are run twice eagerly and once replayed, from the same state. In weights,
@@ -142,8 +143,8 @@ class Graphs:
         return why
 
     def captured(self) -> str:
-        """Capture the steps, all of which get their ``x`` in the same memory. Returns why that failed, or an empty
-        text."""
+        """Capture the steps, all of which get their ``x`` in the same memory. Returns why the capture failed, or
+        an empty string."""
         largest = max((part.inputs[0] for part in self._parts), key=len)
         for part in self._parts:
             part.inputs = (largest[: len(part.inputs[0])], *part.inputs[1:])
@@ -167,7 +168,7 @@ class Graphs:
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
     """Names and values of the optimizer's settings and state that are not tensors on ``device``. A graph would
-    always use their values at the time of its capture."""
+    always use the values from the time of its capture."""
     values: list[tuple[str, object]] = []
     for owner in (*optimizer.param_groups, *optimizer.state.values()):
         for name, value in owner.items():
@@ -189,8 +190,8 @@ def frozen(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, obje
 
 
 def batches(zeros: Callable[[int], TensorPair], sizes: WarmUpSizes, world: World) -> list[TensorPair]:
-    """A random batch for each step of a trial and one for its evaluation, different on each rank: normally
-    distributed numbers, counts, or labels 0 and 1."""
+    """A random batch for each step of a trial and one for its evaluation, different on each rank: floating-point
+    tensors are normally distributed, int16 tensors contain counts, and others labels 0 and 1."""
     generator = torch.Generator().manual_seed(world.rank)
     made = [zeros(size) for size in (*[sizes.train] * len(TRIALS), sizes.evaluation)]
     for tensor in (tensor for batch in made for tensor in batch):
@@ -203,7 +204,7 @@ def batches(zeros: Callable[[int], TensorPair], sizes: WarmUpSizes, world: World
 
 def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict[str, list[Tensor]]:
     """Run the steps, each with a different learning rate and loss scale, and an evaluation before the last one.
-    Returns the resulting tensors by kind, on the host, after restoring the state from before."""
+    Returns the resulting tensors by kind, on the host, and restores the previous state."""
     model, optimizer, scaler, _ = state
     rate, scale = float(optimizer.param_groups[0]["lr"]), scaler.state_dict()
     losses: list[Tensor] = []
@@ -234,8 +235,9 @@ def difference(
     second: Mapping[str, list[Tensor]],
     replayed: Mapping[str, list[Tensor]],
 ) -> str:
-    """An objection naming the first kind of tensors for which ``replayed`` is more than twice as far from
-    ``first`` as ``second``, which comes from the same eager steps; empty if there is none."""
+    """Compare tensors from the same steps, run eagerly twice (``first``, ``second``) and replayed. Returns an
+    objection naming the first kind of tensors for which ``replayed`` is more than twice as far from ``first`` as
+    ``second`` is; empty if there is none."""
     for kind, values in first.items():
         own, other = _distance(values, second[kind]), _distance(values, replayed[kind])
         if not other <= 2 * own:

@@ -16,14 +16,14 @@ def dtype_of(sample_dtype: str) -> torch.dtype:
 
 
 def as_tensor(array: npt.NDArray[Any], sample_dtype: str) -> Tensor:
-    """An array of samples as a tensor of the same shape in the same memory. NumPy has no bfloat16, so arrays hold
-    its bits."""
+    """An array of samples as a tensor of the same shape in the same memory. NumPy has no bfloat16, so such arrays
+    contain its bits as integers."""
     return torch.from_numpy(array).view(dtype_of(sample_dtype))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A tensor on the host as an array of the same shape in the same memory; for bfloat16, an array of its
-    bits."""
+    """A tensor on the host as an array of the same shape in the same memory; for bfloat16, an array of its bits as
+    integers."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 

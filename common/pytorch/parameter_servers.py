@@ -1,9 +1,9 @@
 """Parameter servers, and a ring all-reduce to compare them with, over torch.distributed's send and receive.
 
 Only for studies (Han et al. 2019, Figs. 3, 8, 9; Li et al., OSDI 2014); no benchmark trains with them. All weights
-form one float32 vector on the host; each server owns an equal part of it, and the optimizer of that part. A worker
-sends every server the matching part of its gradient, and receives that part of the weights. Both methods send
-messages in the same way, so only their patterns differ.
+form one float32 vector on the host; each server owns an equal part of this vector and the optimizer for that part.
+A worker sends every server the matching part of its gradient, and receives that part of the weights. Both methods
+use the same send and receive calls, so only their communication patterns differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ class Traffic:
     received: int = 0
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send tensors of any shape to, and receive into tensors from, other ranks at the same time; returns when
-        all transfers are complete."""
+        """Exchange tensors of any shape with other ranks: send some and receive into others at the same time;
+        returns when all transfers are complete."""
         works = [dist.irecv(tensor, rank) for rank, tensor in receives]
         works += [dist.isend(tensor, rank) for rank, tensor in sends]
         for work in works:
@@ -77,7 +77,7 @@ def unflatten(vector: Tensor, tensors: Sequence[Tensor]) -> None:
 
 def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> None:
     """Replace ``vector``, [elements], by its mean over ``ranks`` ranks: reduce-scatter, then all-gather, around a
-    ring (Thakur et al. 2005, section 4.3). Each rank sends 2·(ranks - 1) parts."""
+    ring (Thakur et al. 2005, section 4.3). Each rank sends 2·(ranks - 1) parts of 1 / ranks of the vector."""
     pieces = [vector[part] for part in parts(len(vector), ranks)]
     following, previous = (rank + 1) % ranks, (rank - 1) % ranks
     for turn in range(ranks - 1):
@@ -110,8 +110,8 @@ def pull(weights: Tensor, roles: Roles) -> None:
 
 @dataclass
 class Server:
-    """One server. It owns ``part`` of the weights of ``model`` and updates it with ``optimizer``, an optimizer of
-    all weights that updates each weight independently of the others.
+    """One server. It owns ``part`` of the weights of ``model`` and updates that part with ``optimizer``, which
+    must update each weight independently of the others.
 
     ``staleness``: for every update, the number of other updates since the gradient's worker received its weights.
     """
@@ -135,8 +135,8 @@ class Server:
                     self.optimizer.state[piece]["velocity"] = torch.zeros_like(piece)
 
     def serve_synchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
-        """Make ``steps`` updates, each with the mean gradient of all workers, added in the order of their
-        ranks."""
+        """Make ``steps`` updates, each with the mean of all workers' gradients, which are added in the order of
+        their ranks."""
         workers = range(self.roles.workers)
         buffers = [torch.empty_like(self._weights) for _ in workers]
         for step in range(steps):
@@ -148,7 +148,7 @@ class Server:
         self._send_to_all()
 
     def serve_asynchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
-        """Make an update with every gradient as it arrives, ``steps`` for each worker.
+        """Make an update with each gradient as soon as it arrives, ``steps`` updates per worker.
 
         The learning rate is divided by the number of workers, so one update per worker moves the weights as far as
         one update with the mean gradient, and a comparison shows only the effect of stale gradients.

@@ -169,7 +169,7 @@ class LaunchCounter(TorchDispatchMode):
 
 
 def _laid_out(result: Any, x: Tensor) -> Any:
-    """The results of a convolution in the memory layout of ``x``. cuDNN keeps that layout; a CPU does so only in
+    """The results of a convolution in the memory layout of ``x``. cuDNN always keeps that layout, a CPU only in
     some precisions."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()]
     if not x.is_contiguous(memory_format=last):
@@ -201,7 +201,8 @@ def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:
 
 
 def _stored(tensor: Tensor) -> int:
-    """Bytes in memory of a tensor of any shape; a broadcast tensor takes fewer than its elements would."""
+    """Bytes in memory of a tensor of any shape; a broadcast tensor takes less memory than its number of elements
+    suggests."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
@@ -216,8 +217,8 @@ def _kernels(name: str, args: Any, given: Sequence[Tensor]) -> int:
 
 
 def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:
-    """FLOPs, counting a multiplication and an addition as 2. Each gradient of a convolution takes as many as its
-    result."""
+    """FLOPs of an operation, counting a multiplication and an addition as 2. Each gradient of a convolution takes
+    as many FLOPs as the convolution itself."""
     if name in ("convolution", "convolution_backward"):
         backward = name != "convolution"
         x, weight, transposed = args[backward], args[backward + 1], args[6 + backward]
@@ -270,7 +271,8 @@ class BucketTimes:
 
     @classmethod
     def watch(cls, model: nn.Module, on_host: bool) -> "BucketTimes | None":
-        """Timers for the buckets of ``model``, which comes from ``wrap_ddp``; None if it exchanges nothing."""
+        """Timers for the buckets of ``model``, which comes from ``wrap_ddp``; None if the model exchanges
+        nothing."""
         if not isinstance(model, DistributedDataParallel):
             return None
         times = cls(dist.get_world_size(), on_host)
@@ -278,11 +280,11 @@ class BucketTimes:
         return times
 
     def start(self) -> None:
-        """Discard what was counted so far."""
+        """Discard the times recorded so far."""
         self.buckets.clear()
 
     def exchange(self, steps: int) -> Exchange:
-        """Means over the ``steps`` steps since ``start``."""
+        """Mean values of the exchange per step, over the ``steps`` steps since ``start``."""
         per_step = len(self.buckets) // steps
         rounds = [self.buckets[n * per_step : (n + 1) * per_step] for n in range(steps)] if per_step else []
         messages = by_size(
@@ -330,7 +332,7 @@ def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 @contextmanager
 def _named(model: nn.Module) -> Iterator[None]:
-    """Makes every call of a module of ``model`` a range of the trace."""
+    """Context manager in which every call of a module of ``model`` becomes a range in the trace."""
     ranges: list[Any] = []
 
     def enter(name: str) -> None:
@@ -385,15 +387,16 @@ def _module(event: Any) -> str:
 
 
 def _root(event: Any, prefix: str) -> Any:
-    """The innermost of ``event`` and the events around it whose name begins with ``prefix``; None if there is
-    none."""
+    """The innermost event, of ``event`` itself and those that enclose it, whose name begins with ``prefix``; None
+    if there is none."""
     while event is not None and not event.name.startswith(prefix):
         event = event.cpu_parent
     return event
 
 
 def _outermost(event: Any, prefix: str) -> Any:
-    """As ``_root``, but the outermost event: a backward pass that recomputes has nested nodes."""
+    """Like ``_root``, but the outermost such event: a backward pass that recomputes activations has nested
+    nodes."""
     outermost = None
     while event := _root(event, prefix):
         outermost, event = event, event.cpu_parent
@@ -401,7 +404,7 @@ def _outermost(event: Any, prefix: str) -> Any:
 
 
 def _operation(event: Any) -> str:
-    """The operation's name. Ranges and autograd nodes have only self time, between the operations that they
+    """The operation's name. Ranges and autograd nodes count only their self time, between the operations that they
     call."""
     if event.name.startswith((_MODULE, _BACKWARD, "Optimizer.")):
         return "between operations"

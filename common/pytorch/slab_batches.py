@@ -1,4 +1,5 @@
-"""Batches as tensors. In a spatial group, one rank reads each sample, and every rank gets its slab of it."""
+"""Batches as tensors. In a spatial group, one rank reads each sample, and every rank of the group gets its slab of
+that sample."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial

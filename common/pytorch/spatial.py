@@ -1,9 +1,9 @@
 """Spatial parallelism: the ranks of a group hold slabs of one volume and exchange the halos of their convolutions.
 
-A convolution with several taps needs planes of the neighbouring slabs, the halo; in the backward pass their
-gradients are sent back. Before slabs become too thin they are gathered, and every rank of the group computes the
-rest of the network. PyTorch's own sharded convolution (DTensor) is not used because it treats a slab as the whole
-volume.
+A convolution with several taps needs planes of the neighbouring slabs, the halo; in the backward pass, the
+gradients of these planes are sent back. Before slabs become too thin they are gathered, and every rank of the
+group computes the rest of the network. PyTorch's own sharded convolution (DTensor) is not used because it treats a
+slab as the whole volume.
 """
 
 import time
@@ -30,7 +30,7 @@ class Traffic:
     seconds: float = 0.0
 
     def take(self) -> tuple[int, float]:
-        """Bytes and seconds since the last call."""
+        """Return the bytes sent and the seconds waited since the last call."""
         taken = self.bytes, self.seconds
         self.bytes, self.seconds = 0, 0.0
         return taken
@@ -39,7 +39,7 @@ class Traffic:
 @dataclass(frozen=True)
 class SpatialGroup:
     """This rank's position in its group. ``process_group``: the group's ranks in the order of ``plan``; ``first``:
-    the first one's rank in the world."""
+    the world rank of the group's first rank."""
 
     plan: SlabPlan
     rank: int
@@ -57,8 +57,9 @@ class SpatialGroup:
         receives: list[tuple[int, Tensor]],
         traffic: Traffic | None = None,
     ) -> None:
-        """Send tensors to, and receive into tensors from, other ranks, which are numbered within the group.
-        Counted in ``traffic``, or else in the group's own counter."""
+        """Exchange tensors of any shape with other ranks, which are numbered within the group: send some and
+        receive into others at the same time. Bytes and seconds are counted in ``traffic``, or else in the group's
+        own counter."""
         begin = time.perf_counter()
         group = self.process_group
         operations = [dist.P2POp(dist.irecv, tensor, self.first + peer, group) for peer, tensor in receives]
@@ -92,10 +93,10 @@ def gather(x: Tensor, level: int, group: SpatialGroup) -> Tensor:
     """The whole volume after ``level`` halvings, on every rank of the group, from the slabs ``x`` [b, channels, d,
     h, w].
 
-    All ranks of the group must do the same computation with it: in the backward pass each keeps the gradient of
-    its own slab, times the size of the group. The mean of the gradients over all ranks then equals the gradient of
-    the undivided network, both for weights before the gathering (whose gradients are parts of a sum) and for
-    weights after it (whose gradients are equal).
+    All ranks of the group must do the same computation with the volume: in the backward pass, each rank keeps the
+    gradient of its own slab, multiplied by the size of the group. The mean of the gradients over all ranks then
+    equals the gradient of the undivided network, both for weights before the gathering (whose gradients are parts
+    of a sum) and for weights after it (whose gradients are equal).
     """
     whole: Tensor = _Gather.apply(x, level, group)
     return whole

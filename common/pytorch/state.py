@@ -61,8 +61,8 @@ def restore(
     """Restore the checkpoint in ``folder``; returns its epoch and ``numbers``.
     ``rename`` maps the name of a weight in older checkpoints to its current one.
 
-    Raises UserError if it is missing, damaged, from a different network, or written by a different number of
-    ranks.
+    Raises UserError if the checkpoint is missing, damaged, from a different network, or written by a different
+    number of ranks.
     """
     saved = checkpoint.load(folder)
     checkpoint.require_ranks(saved, folder, world.size)
@@ -80,8 +80,8 @@ def restore(
 
 
 def _to_device(group: dict[str, Any], rate: object) -> None:
-    """Move the state of an optimizer's ``group`` to the device of its weights; its learning rate becomes a tensor
-    if ``rate`` is one."""
+    """Move the state of an optimizer's ``group`` to the device of its weights; the group's learning rate becomes a
+    tensor if ``rate`` is one."""
     device = group["params"][0].device
     if isinstance(rate, Tensor):  # a number in older checkpoints
         group["lr"] = torch.as_tensor(group["lr"], dtype=rate.dtype)
@@ -100,10 +100,9 @@ def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
 def preserve_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler
 ) -> Iterator[None]:
-    """Context manager that restores weights, buffers, optimizer, loss scale and random state, in place, at the
-    end.
+    """Context manager that, on exit, restores weights, buffers, optimizer, loss scale and random state in place.
 
-    Optimizer state created inside it is set to zero, the initial value of momentum and Adam's means.
+    Optimizer state created inside the block is set to zero, the initial value of momentum and Adam's means.
     """
     tensors = (*model.parameters(), *model.buffers(), *tensors_of(optimizer))
     before = [(tensor, tensor.clone()) for tensor in tensors]

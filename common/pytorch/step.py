@@ -64,7 +64,7 @@ class Steps(NamedTuple, Generic[Measured]):
 
 class WarmUpSizes(NamedTuple):
     """Samples per training pass and per evaluation step, passes per step, number of batches read ahead in
-    page-locked memory, and whether their ``x`` is decoded on the device."""
+    page-locked memory, and whether the ``x`` of these batches is decoded on the device."""
 
     train: int
     evaluation: int
@@ -95,8 +95,8 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
 
 
 def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None) -> nn.Module:
-    """The model, wrapped so that gradients are averaged over ranks while they are computed; for one rank, the
-    model itself.
+    """The model, wrapped so that gradients are averaged over ranks while they are computed; with a single rank,
+    the model itself.
 
     ``bucket_cap_mib``: maximum size of one all-reduce in MiB (None: PyTorch's default). Wrap the model again after
     freezing weights. Batch norm's statistics are not averaged.
@@ -111,7 +111,8 @@ def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None
 
 def averages_buckets(model: nn.Module) -> bool:
     """Make ``model``, from ``wrap_ddp``, average whole buckets of gradients; DistributedDataParallel would scale
-    each gradient separately. Returns whether it does so: not for one rank, and not on CPUs."""
+    each gradient separately. Returns whether the model now averages buckets; it does not with a single rank, nor
+    on CPUs."""
     if not isinstance(model, DistributedDataParallel) or on_cpu(next(model.parameters())):
         return False
     model.register_comm_hook(None, lambda _, bucket: _average(bucket.buffer()))
@@ -137,8 +138,8 @@ def make_steps(
     captured: Captured | None = None,
 ) -> Steps[Measured]:
     """The steps of the model with the run's settings and with gradients averaged over ranks. Call it again after
-    freezing weights. ``captured``: turns a training step, and the network in evaluation, into a function that
-    replays it."""
+    freezing weights. ``captured``: a function that turns a training step, or the network in evaluation, into a
+    function that replays it."""
     model, optimizer, scaler, world = state
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
@@ -282,9 +283,9 @@ def warm_up(
     zeros: Callable[[int], tuple[Tensor, Tensor]],
     sizes: WarmUpSizes,
 ) -> None:
-    """Run both steps on ``zeros(samples)``, which compiles them, and restore everything they change. With an
-    accelerator, also run the other operations of an epoch, whose code is loaded on first use, and page-lock the
-    memory of the batches. Reports ranks whose accelerator is slow.
+    """Run both steps on ``zeros(samples)``, which compiles the steps, and restore everything that they change.
+    With an accelerator, also run the other operations of an epoch, whose code is loaded on first use, and
+    page-lock the memory of the batches. Prints which ranks have a slow accelerator.
 
     Weights, batch norm's statistics, optimizer state, loss scale and random state are restored bit for bit.
     No data set is accessed, so this is allowed before the clock starts (MLPerf HPC training rules, initialisation;
@@ -315,9 +316,9 @@ def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes
 
 
 def report_slow_devices(work: Callable[[], object], device: torch.device, world: World) -> None:
-    """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as the median rank's.
-    In a training step all ranks take as long as the slowest, so ``work`` must not contain collectives. Called by
-    all ranks."""
+    """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as that of the median
+    rank. In a training step all ranks take as long as the slowest, so ``work`` must not contain collectives.
+    Called by all ranks."""
     if world.size == 1:
         return
     seconds = []
@@ -346,8 +347,8 @@ def gather_losses(losses: Sequence[Tensor], world: World) -> tuple[npt.NDArray[n
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate. If it is a tensor, it is set in place, so that a captured graph sees it, and without
-    waiting for the device."""
+    """Set the learning rate. A rate that is a tensor is changed in place, so that a captured graph uses the new
+    value, without waiting for the device."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -370,7 +371,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
 
 
 def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
-    """Context manager in which, if ``waits``, gradients are accumulated on this rank only."""
+    """Context manager in which, if ``waits``, gradients are accumulated without averaging them over ranks."""
     return model.no_sync() if waits and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
@@ -389,7 +390,8 @@ def _compile(model: nn.Module, device: torch.device, compiled: bool) -> Callable
 
 
 def _enough_memory(samples: int, smaller: str) -> AbstractContextManager[None]:
-    """Raises UserError if there is too little memory, with the advice ``smaller`` if there are several samples."""
+    """Context manager that raises UserError if there is too little memory; its advice is ``smaller`` if there are
+    several samples."""
     what = f"{count(samples, 'sample')} at once"
     return oom_as_user_error(what, smaller if samples > 1 else "")
 

@@ -1,8 +1,9 @@
 """Batches read by worker processes of PyTorch's DataLoader, passed through shared memory.
 
 The workers are started by a fork server, so they inherit no locks, threads or GPU of this process. They read
-directly into shared memory. PyTorch chooses the names of shared memory at random for each process and removes them
-as soon as both sides have opened it, so a killed run leaves nothing behind and two runs cannot collide.
+directly into shared memory. PyTorch chooses the names of shared memory at random for each process and removes each
+name as soon as both sides have opened the memory, so a killed run leaves nothing behind and two runs cannot
+collide.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ CLOCK_S = 0.1
 
 class _Batches(Dataset[Any]):
     """Whole batches, read into shared memory; an index consists of the keys of one batch. Errors are passed as
-    messages, because an exception would include the worker's traceback."""
+    text, because an exception would include the worker's traceback."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -66,7 +67,7 @@ def batches(
     ranks_on_node: int,
 ) -> Generator[Any, None, None]:
     """The batches with these ``keys``, in order, read by ``workers`` processes; ``prefetch`` batches, or one per
-    worker if that is more, are read ahead. For a GPU their tensors are in page-locked memory.
+    worker if that is more, are read ahead. For a GPU, the tensors are in page-locked memory.
 
     Raises errors of ``reader`` as UserError, and UserError if the node's shared memory is too small for the
     batches that the workers of all its ranks read ahead.

@@ -1,5 +1,5 @@
-"""Work done by each rank whose failure on one rank must be raised on all ranks; otherwise the others would wait
-for the failed rank."""
+"""Runs work on each rank and raises a failure of any rank on all ranks, which would otherwise wait for the failed
+rank."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """The result of ``work``, or its error, for ``gather_or_raise``."""
+    """The result of ``work``, or the error that it raised, as ``gather_or_raise`` takes them."""
     try:
         return work(), None
     except Exception as error:
@@ -46,15 +46,15 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
 
 
 def on_each_rank(world: World, work: Callable[[], T]) -> T:
-    """This rank's result, for results that cannot be sent, such as open files. Raises like
-    ``gather_or_raise``."""
+    """Do ``work`` on each rank and return this rank's result. For results that cannot be sent, such as open files.
+    Raises like ``gather_or_raise``."""
     result, error = attempt(work)
     raise_any(world, error)
     return cast(T, result)
 
 
 def on_rank0(world: World, work: Callable[[], T]) -> T:
-    """Do ``work`` on rank 0 only, and return its result on every rank. Raises UserError on every rank if it
+    """Do ``work`` on rank 0 only, and return its result on every rank. Raises UserError on every rank if ``work``
     fails."""
     result, error = attempt(work) if world.rank == 0 else (None, None)
     result, message = world.broadcast((result, None if error is None else _message(error)))

@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 GREETING_S = 3.0
 """Seconds within which a new connection must answer its challenge."""
 MAX_HELLO = 4096
-"""Maximum bytes of that answer."""
+"""Maximum bytes of the answer to a challenge."""
 MAX_STRANGERS = 256
 """Maximum number of unauthenticated connections, beyond the number of ranks."""
 MAX_MESSAGE = 1 << 20
@@ -106,7 +106,7 @@ class Connection:
         raise TimeoutError
 
     def has_queued(self) -> bool:
-        """Whether ``receive`` has buffered messages, which polling the socket does not reveal."""
+        """Return whether ``receive`` has buffered messages, which polling the socket does not reveal."""
         return bool(self._queued)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Connection:
 
 
 def encode(*messages: dict[str, Any]) -> bytes:
-    """The bytes of ``messages`` as sent, encoded once for any number of connections."""
+    """Encode ``messages`` as they are sent; the result can be sent over any number of connections."""
     return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
@@ -132,7 +132,7 @@ class Secret:
     kind: Kind = "MLHPC_TOKEN"
 
     def fresh(self) -> "Secret":
-        """The secret itself: it does not change during a launch."""
+        """This secret itself, since it does not change during a launch."""
         return self
 
     def prove(self, words: bytes) -> str:
@@ -140,7 +140,7 @@ class Secret:
         return hmac.new(self.key, words, "sha256").hexdigest()
 
     def proves(self, proof: str, words: bytes) -> bool:
-        """Whether ``proof`` is what ``prove`` returns for ``words``; compared in constant time."""
+        """Return whether ``proof`` is what ``prove`` returns for ``words``. The comparison takes constant time."""
         return hmac.compare_digest(proof.encode(), self.prove(words).encode())
 
 
@@ -153,7 +153,7 @@ class SecretFile:
     kind: Kind = "a file"
 
     def create(self) -> Secret:
-        """Called by rank 0: a new secret, which is written to the file. Raises OSError."""
+        """Create a secret and write it to the file. Called by rank 0. Raises OSError."""
         key = secrets.token_hex(32).encode()
         new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -163,7 +163,8 @@ class SecretFile:
         return Secret(self.launch, key, self.kind)
 
     def fresh(self) -> Secret:
-        """The secret that the file contains now. Raises OSError, and ValueError if another user made the file."""
+        """The secret that the file contains now. Raises OSError, and ValueError if another user created the
+        file."""
         os.listdir(self.path.parent)  # makes NFS look again for a file that was missing
         with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
@@ -191,7 +192,7 @@ class Munge:
             return None
 
     def fresh(self) -> "Munge":
-        """No copy is needed: the daemon issues a new credential for each proof."""
+        """This object itself, since the daemon issues a new credential for each proof."""
         return self
 
     def prove(self, words: bytes) -> str:
@@ -204,7 +205,7 @@ class Munge:
         return text
 
     def proves(self, proof: str, words: bytes) -> bool:
-        """Whether ``proof`` is a valid credential of this user for ``words``."""
+        """Return whether ``proof`` is a valid credential of this user for ``words``."""
         payload, length, uid, gid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_uint()
         where = [ctypes.byref(each) for each in (payload, length, uid, gid)]
         error = self.library.munge_decode(proof.encode(), None, *where)
@@ -244,7 +245,7 @@ def introduce(sock: socket.socket, proof: Proof, hello: dict[str, Any], seconds:
 
 
 def _line(sock: socket.socket, deadline: float) -> dict[str, Any]:
-    """One message, reading not a byte more: what follows it is for the connection's later user."""
+    """Receive one message and not a byte more: the bytes after it are for whoever uses the connection next."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if len(line) > MAX_HELLO or (left := deadline - time.monotonic()) <= 0:
@@ -273,7 +274,8 @@ class _Stranger:
 
     def answer(self, proof: Proof, port: int) -> dict[str, Any]:
         """The peer's hello, once the peer has proved that it belongs to this launch. Raises TimeoutError while the
-        answer is incomplete, and EOFError, ValueError, KeyError, TypeError or OSError if anything is wrong."""
+        answer is incomplete, and EOFError, ValueError, KeyError, TypeError or OSError if the answer is wrong or
+        the connection fails."""
         try:
             data = self.sock.recv(MAX_HELLO)
         except BlockingIOError:
@@ -324,9 +326,9 @@ class Admission:
         self._selector.register(sock, selectors.EVENT_READ)
 
     def wait(self, deadline: float) -> Iterator[tuple[socket.socket, dict[str, Any] | None]]:
-        """Wait for events, at most until ``deadline`` (of ``time.monotonic``). Yields each admitted connection
-        with its hello, and each watched socket that can be read with None; possibly nothing. Raises UserError if
-        the process runs out of file descriptors."""
+        """Wait for events, at most until ``deadline`` (of ``time.monotonic``). Yields pairs: each admitted
+        connection and its hello, and each watched socket that can be read and None. There may be none. Raises
+        UserError if the process runs out of file descriptors."""
         now = time.monotonic()
         while (oldest := next(iter(self._pending.values()), None)) and oldest.limit <= now:
             self._forget(oldest.sock).close()

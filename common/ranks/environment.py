@@ -23,7 +23,7 @@ class RankInfo:
     ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname``: the launcher's
     name for this node; None if it has none. ``hosts``: the nodes in order; empty if unknown. ``leader``: the node
     of rank 0, and ``ports`` its possible ports; None and empty if the launcher does not report them. ``token``: a
-    text that all ranks of this launch share, and no other launch.
+    string that is the same on all ranks of this launch and differs between launches.
     """
 
     launcher: Launcher = "none"
@@ -50,8 +50,8 @@ def identify(env: Mapping[str, str]) -> RankInfo:
     step of Slurm, never the reverse. A batch script has SLURM_PROCID too, but is not a job step:
     without srun it starts one rank, as in a plain shell.
 
-    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of
-    a launcher that is not supported: taken as the only one, it would be one of several runs side by side.
+    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and if the launcher is
+    not supported, because each of its ranks would then start a run of its own.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
         if info := launcher(env):
@@ -112,21 +112,22 @@ _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 
 
 def _read(launcher: Launcher, env: Mapping[str, str], *names: str) -> RankInfo:
-    """The position of this rank, read from the variables ``names``: rank and number of ranks in the launch, the
-    same on the node, and, if the launcher reports them, node and number of nodes."""
+    """The position of this rank, read from the variables ``names``: rank and number of ranks in the launch, rank
+    and number of ranks on the node, and, if the launcher reports them, node and number of nodes."""
     rank, size, local_rank, local_size, *place = (number(env, name) for name in names)
     node, nodes = place or (None, None)
     return RankInfo(launcher, rank, size, local_rank, local_size, node, nodes)
 
 
 def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables"""
+    """This rank's position from torchrun (https://docs.pytorch.org/docs/stable/elastic/run.html, Environment
+    Variables)."""
     return _torch_variables(env) if "TORCHELASTIC_RUN_ID" in env else None
 
 
 def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
-    """From RANK and WORLD_SIZE. If either is set by hand there are several ranks, so a single rank would be
-    wrong."""
+    """This rank's position from RANK and WORLD_SIZE. If a user sets either variable, there are several ranks, so
+    running as a single rank would be wrong. Raises UserError if other variables are missing."""
     present = [name for name in ("RANK", "WORLD_SIZE") if name in env]
     missing = [name for name in (*_TORCH, "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if present and missing:
@@ -145,7 +146,8 @@ def _torch_variables(env: Mapping[str, str]) -> RankInfo:
 
 
 def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
-    """From horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
+    """This rank's position from horovodrun with Gloo. With MPI, horovodrun calls mpirun, and the ranks see
+    mpirun's variables."""
     names = (
         f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     )
@@ -153,8 +155,8 @@ def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 and IBM's jsrun work
-    similarly."""
+    """This rank's position from Open MPI (https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html).
+    MVAPICH2 and IBM's jsrun set similar variables."""
     for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"):
         if f"{prefix}RANK" in env:
             return _mpirun(env, prefix, f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
@@ -162,8 +164,8 @@ def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _pmi(env: Mapping[str, str]) -> RankInfo | None:
-    """MPICH and Intel MPI always set MPI_LOCALRANKID. Cray's PMI_LOCAL_RANK and PALS_LOCAL_RANKID may also come
-    from srun (by its plugin mpi/cray_shasta), which then counts the ranks."""
+    """This rank's position from PMI. MPICH and Intel MPI always set MPI_LOCALRANKID. Cray's PMI_LOCAL_RANK and
+    PALS_LOCAL_RANKID may also come from srun (by its plugin mpi/cray_shasta), which then counts the ranks."""
     if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:
         return _mpirun(env, "PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if "PMI_RANK" in env and "PMI_LOCAL_RANK" in env and "SLURM_STEP_ID" not in env:
@@ -178,7 +180,7 @@ def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: st
 
 
 def _srun(env: Mapping[str, str]) -> RankInfo | None:
-    """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
+    """This rank's position from srun (https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES).
 
     SLURM_STEP_* describe this job step, whereas SLURM_NTASKS may describe the job. SLURM_LAUNCH_NODE_IPADDR is
     not used because it is the host on which srun was called, which may be a login node.
@@ -186,7 +188,7 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     step = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
     missing = [name for name in step if name not in env]
     if missing:
-        # A batch script has none of these, and is task 0.
+        # A batch script has none of these variables, and is task 0.
         if len(missing) < len(step) or env.get("SLURM_PROCID", "0") != "0":
             seen = "SLURM_PROCID" if len(missing) == len(step) else next(iter({*step} - {*missing}))
             raise UserError(
@@ -269,10 +271,10 @@ def _check(info: RankInfo) -> None:
 def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
     """Number of compute threads per rank with which the ranks of a node do not share cores.
 
-    With srun and SLURM_CPUS_PER_TASK, it is the number of cores per task, but at most the cores this process may
-    run on. If mlhpc bound this rank, or it is the node's only rank, it is the number of cores it may run on.
-    Otherwise it is this rank's share of the cores that its launcher may run on, again at most its own cores, since
-    the launcher may have bound it to more (mpirun --bind-to package) or fewer. It is at least one.
+    With srun and SLURM_CPUS_PER_TASK: the number of cores per task, but at most the cores that this process may
+    run on. For a rank that mlhpc bound, or the only rank of a node: the number of cores that this process may run
+    on. Otherwise: this rank's share of the cores that its launcher may run on, again at most its own cores, since
+    the launcher may have bound the rank to more (mpirun --bind-to package) or fewer. The result is at least one.
     """
     cores = len(os.sched_getaffinity(0))
     if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
@@ -285,7 +287,7 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
 def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
     """Number of cores that the process which started this rank may run on. In Slurm, where that process is a
     daemon outside the job, it is the job step's cores on this node (srun(1), SLURM_CPUS_ON_NODE), or else this
-    rank's."""
+    rank's cores."""
     if info.launcher == "srun" and "SLURM_CPUS_ON_NODE" in env:
         return number(env, "SLURM_CPUS_ON_NODE")
     try:
@@ -298,9 +300,9 @@ def set_variables(settings: Mapping[str, str] | None = None) -> None:
     """Set environment variables for the frameworks: ``settings``, and defaults for variables that the user has not
     set. Called before a framework is imported and before ranks connect."""
     os.environ |= settings or {}
-    # TensorFlow's notes about its build would hide our messages.
+    # TensorFlow's notes about its build, and those of PyTorch's profiler, would hide our messages.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would the profiler's of PyTorch
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
     # to every voxel within 1e-5 of the largest.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

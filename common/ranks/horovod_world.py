@@ -28,8 +28,8 @@ from mlhpc.errors import UserError
 class HorovodWorld(SocketWorld):
     """A ``World`` that uses Horovod for tensors."""
 
-    # The first is for an operation that had not begun (horovod/common/common.h), the others for operations in
-    # progress (horovod/tensorflow/elastic.py).
+    # Horovod raises the first for an operation that had not begun (horovod/common/common.h), the others for
+    # operations in progress (horovod/tensorflow/elastic.py).
     SYMPTOMS: ClassVar = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
 
     @classmethod
@@ -131,7 +131,7 @@ def _take_one_gpu(local_rank: int) -> None:
 
 
 def _uses_mpi() -> bool:
-    """Whether srun --mpi=pmix started this rank, Horovod can use MPI, and the site did not choose Gloo."""
+    """Return whether srun --mpi=pmix started this rank, Horovod can use MPI, and the site did not choose Gloo."""
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
@@ -182,7 +182,7 @@ def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(
                 self
-            )  # HTTPServer's version resolves the address's name, which takes seconds
+            )  # not HTTPServer's server_bind, which takes seconds to resolve the name of the address
             self.server_name, self.server_port = self.server_address[:2]
 
     server = Server((address, 0), RendezvousHandler, 0)
@@ -213,7 +213,7 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
 
 
 def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> RollCall:
-    """The roll call if only Horovod can reach rank 0: it broadcasts rank 0's address."""
+    """Call the roll when only Horovod can reach rank 0: Horovod broadcasts rank 0's address."""
     listener = None
     rendezvous: dict[str, Any] = {}
     if info.rank == 0:

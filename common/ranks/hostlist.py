@@ -29,7 +29,7 @@ def expand_hosts(compressed: str) -> list[str]:
 
 
 def _expand_word(word: str) -> list[str]:
-    """``r[1-2]n[0-1]`` is r1n0, r1n1, r2n0, r2n1: the last bracket varies fastest."""
+    """Expand a word with brackets: ``r[1-2]n[0-1]`` is r1n0, r1n1, r2n0, r2n1. The last bracket varies fastest."""
     parts = re.split(r"\[([^\]]*)\]", word)  # every second part was in brackets
     choices = [_expand_ranges(part, word) if i % 2 else [part] for i, part in enumerate(parts)]
     _require_few(math.prod(map(len, choices)))

@@ -48,7 +48,7 @@ def connect(
 ) -> World:
     """The world of this rank once all ranks are present; ``Solo`` for a single rank.
 
-    Raises ``UserError`` on every rank if one does not connect within ``timeout_s`` seconds (None: as set by
+    Raises ``UserError`` on every rank if a rank does not connect within ``timeout_s`` seconds (None: as set by
     ``START_S``), if the framework's ranks differ from the launcher's, or if the limit on open files is too low.
     """
     info = identify(env)
@@ -102,10 +102,11 @@ def _tree(
 
 @contextmanager
 def joined(framework: Framework) -> Iterator[World]:
-    """``connect``, and disconnect cleanly at the end of the block; if it raises, tell the other ranks the reason.
+    """Context manager: ``connect``, and disconnect cleanly at the end of the block. If the block raises, tell the
+    other ranks the reason.
 
     A ``UserError`` that another rank prints, either because rank 0 raises the same error or because a rank reports
-    this one as lost, is raised as ``AlreadyReported``, so that a run prints it only once.
+    this rank as lost, is raised as ``AlreadyReported``, so that a run prints it only once.
     """
     world = connect(framework)
     try:
@@ -144,7 +145,8 @@ def _end(status: int) -> None:
 
 
 def start_timeout(env: Mapping[str, str], ranks: int) -> float:
-    """Seconds that ``ranks`` wait for one another (``START_S``). Raises ``UserError``."""
+    """Seconds that the ``ranks`` ranks of a run wait for one another at its start (``START_S``). Raises
+    ``UserError``."""
     seconds = number(env, START_S) if START_S in env else max(60, ranks // 100)
     if seconds <= 0:
         raise UserError(f"{START_S}={env[START_S]}: set a number of seconds above 0")

@@ -1,6 +1,7 @@
 """TCP connections between ranks that prove that they belong to the same run; other connections are rejected.
 
-They are for data that is not sent by the framework's collectives; ``Connection`` is for small messages.
+These connections are for data that is not sent by the framework's collectives; ``Connection`` is for small
+messages.
 """
 
 import os
@@ -47,7 +48,7 @@ class Port:
 
 @contextmanager
 def listening(world: World) -> Iterator[Port]:
-    """Open a port on each rank on which it listens for the others. Called by all ranks."""
+    """Open a port on which this rank listens for the other ranks. Called by all ranks."""
     homes = world.gather((world.node, world.address))
     # Ranks on rank 0's node may know only its loopback address; then another rank of that node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
@@ -79,7 +80,7 @@ def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -
 def accept(
     listener: socket.socket, proof: Proof, ranks: Sequence[int], seconds: float = CONNECT_S
 ) -> tuple[socket.socket, ...]:
-    """The connections of ``ranks``, in their order; other connections are rejected.
+    """The connections from ``ranks``, in the order of ``ranks``; other connections are rejected.
 
     Raises UserError if one of ``ranks`` does not connect within ``seconds``.
     """

@@ -36,8 +36,8 @@ def no_hint() -> str:
 
 def program(words: Sequence[str], module: str = "mlhpc") -> list[str]:
     """The command line that runs this suite with the arguments ``words`` in another process on this machine. The
-    current folder is kept off its path (``-P``), since a clone there named ``mlhpc`` would be imported instead of
-    the package."""
+    current folder is kept off Python's module path (``-P``), since a clone named ``mlhpc`` in that folder would be
+    imported instead of the package."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
@@ -49,11 +49,12 @@ def run_local(
 ) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
 
-    Rank 0 has this process's standard streams. The output of the others goes to standard error, with each line
-    prefixed by the rank, such as ``[rank 1]``. When a rank ends with an error, the others are terminated, and its
-    status is returned: 128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after
-    SIGTERM. ``memory``: as for ``ended_by``. ``cores``: the cores of each rank; empty: all ranks may use all
-    cores. Raises ``UserError`` under another launcher, each of whose ranks would start ``ranks`` more.
+    Rank 0 has this process's standard streams. The output of the other ranks goes to standard error, with each
+    line prefixed by the rank, such as ``[rank 1]``. When a rank ends with an error, the other ranks are
+    terminated, and the failed rank's status is returned: 128 plus the signal if a signal ended it (as in a shell),
+    130 after Ctrl-C, 143 after SIGTERM. ``memory``: as for ``ended_by``. ``cores``: the cores of each rank; empty:
+    all ranks may use all cores. Raises ``UserError`` under another launcher, because each of that launcher's ranks
+    would start ``ranks`` processes.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -96,8 +97,8 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def _bound(cores: AbstractSet[int] | None) -> Iterator[None]:
-    """Processes that this thread starts in the block may run only on ``cores`` (None: on all cores of this
-    process)."""
+    """Context manager: processes that this thread starts in the block may run only on ``cores`` (None: on all
+    cores of this process)."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -150,8 +151,8 @@ def _wait(
 
 def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
     """The message about a rank terminated by the signal ``number``. If memory runs out, the kernel sends SIGKILL,
-    which the process itself cannot report. ``memory``: returns the rank's memory need and the node's memory if
-    they may be the reason."""
+    which the process itself cannot report. ``memory``: a function that returns the rank's memory need and the
+    node's memory if they may be the reason."""
     if number != signal.SIGKILL:
         return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
     killer = "by the kernel's out-of-memory killer (see dmesg) or by a user"

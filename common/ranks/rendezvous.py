@@ -42,7 +42,7 @@ class Rendezvous:
     """Where to find rank 0: on one of ``ports`` of one of ``hosts``, for peers with this launch's ``proof``.
 
     If all ``hosts`` are loopback (all ranks are on one machine), rank 0 listens only there. The first rank of this
-    node gathers the others on one of ``node_ports``; if that is empty, each rank connects to rank 0.
+    node gathers the node's other ranks on one of ``node_ports``; if there are none, each rank connects to rank 0.
     """
 
     hosts: tuple[str, ...]
@@ -54,7 +54,7 @@ class Rendezvous:
 @dataclass(frozen=True)
 class Peer:
     """A rank's entry in the roll call. ``port``: the port on which it listens for other ranks (0 if it does not).
-    ``address``: that of its node, which rank 0 fills in."""
+    ``address``: the address of its node, which rank 0 fills in."""
 
     rank: int
     hostname: str
@@ -97,10 +97,10 @@ def gather_peers(
     hosts: Sequence[str],
     timeout_s: float,
 ) -> Meeting:
-    """Rank 0's part of the roll call.
+    """Do rank 0's part of the roll call.
 
     Raises ``UserError``, also on the ranks that have connected, if a rank does not connect within ``timeout_s``
-    seconds or is lost, if two processes have the same rank, or if one was launched with a different world size.
+    seconds or is lost, if two processes have the same rank, or if a rank was launched with a different world size.
     """
     peers, direct = {me.rank: me}, dict[socket.socket, tuple[Peer, Connection, str, str]]()
     deadline = time.monotonic() + timeout_s
@@ -186,7 +186,7 @@ def _ends(sock: socket.socket) -> tuple[str, str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is valid only on this machine, or is empty because it is unknown."""
+    """Return whether an address is valid only on this machine, or is empty because it is unknown."""
     return address.startswith("127.") or address in ("::1", "")
 
 
@@ -213,9 +213,9 @@ def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], tim
 
 
 def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeting:
-    """The part of every rank other than 0 in the roll call. Raises ``UserError`` if rank 0 is not found or is
-    lost, and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
-    # Rank 0 may have started last, and then still waits its full timeout for others.
+    """Take part in the roll call on a rank other than 0. Raises ``UserError`` if rank 0 is not found or is lost,
+    and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
+    # If rank 0 started last, it still waits its full timeout for other ranks.
     deadline = time.monotonic() + 2 * timeout_s + GREETING_S
     up, proof = _find_above(me, size, rendezvous, timeout_s)
     is_first = me.local_rank == 0 and bool(rendezvous.node_ports)
@@ -231,7 +231,7 @@ def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeti
                 case {"above": int(above), "address": str(address)}:
                     continue
                 case {"refused": str(why)}:
-                    raise AlreadyReported(why)  # by rank 0
+                    raise AlreadyReported(why)  # rank 0 reports it
                 case {"roll": [list(nodes), list(rows)]}:
                     for node, local_rank, pid, port in rows:
                         hostname, at = nodes[node]
@@ -241,7 +241,7 @@ def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeti
         why = f"rank {me.rank} on {me.hostname} lost rank 0 during the roll call"
         _pass_on(below, {"refused": why})
         if above or (rendezvous.node_ports and not is_first):
-            raise AlreadyReported(why) from error  # by rank 0, or the first rank of this node
+            raise AlreadyReported(why) from error  # rank 0, or the first rank of this node, reports it
         raise UserError(why) from error
     except AlreadyReported as refusal:
         _pass_on(below, {"refused": str(refusal)})
@@ -257,8 +257,8 @@ def _gather_node(
     proof: Proof,
     deadline: float,
 ) -> None:
-    """On the first rank of a node: report the ranks that connect here to rank 0, until rank 0 answers, and add
-    them to ``below``."""
+    """On the first rank of a node: accept the node's other ranks, add them to ``below`` and report them to rank 0,
+    until rank 0 answers."""
     new: list[dict[str, Any]] = []
     if not (listener := _node_listener(rendezvous)):
         return
@@ -315,8 +315,8 @@ def _find_above(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -
 
 
 def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Iterator[tuple[str, int]]:
-    """The addresses to try, again and again: until the time ``until``, only that of the node's first rank, and
-    from then on also rank 0's."""
+    """Yield the addresses to try, again and again: until the time ``until``, only addresses of the node's first
+    rank, and from then on also those of rank 0."""
     while True:
         below = me.local_rank > 0 and rendezvous.node_ports
         if below:
@@ -327,7 +327,8 @@ def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Ite
 
 
 def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connection:
-    """A connection to the listener at ``host`` and ``port``, if that has ``proof``. Raises like ``introduce``."""
+    """A connection to the listener at ``host`` and ``port``, if the listener has the same ``proof``. Raises like
+    ``introduce``."""
     sock = _connected(host, port)
     try:
         introduce(sock, proof, hello, GREETING_S)
@@ -352,6 +353,6 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _some(things: Iterable[object]) -> str:
-    """A list for a message: all ``things``, or the first few and their number."""
+    """``things`` as a list for a message: all of them, or the first few and their total number."""
     words = [str(thing) for thing in things]
     return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])}, … ({len(words)} in total)"

@@ -8,7 +8,7 @@ call at the start, report their phase, and notice immediately if one of them is 
 The messages on a connection are ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason) and
 ``bye`` (it ends normally). The first rank of a node passes on these messages: upwards, ``fail`` and ``lost`` about
 a rank of its node (``of``); downwards, ``facts`` and ``fail`` from rank 0, and ``loss`` from the rank that has
-reported a loss, which also goes to the lost rank.
+reported a loss. A ``loss`` is also sent to the lost rank itself.
 """
 
 import os
@@ -56,8 +56,8 @@ SAME_FAILURE_S, or longer on a busy node."""
 class RollCall:
     """The connections of one rank to the rank above it and to the ranks below it.
 
-    They are created by ``call`` and then watched by a thread. When a rank is lost, that thread ends the process
-    with status 1, because the main thread may hang in a collective that never returns.
+    The connections are created by ``call`` and then watched by a thread. When a rank is lost, that thread ends the
+    process with status 1, because the main thread may hang in a collective that never returns.
     """
 
     def __init__(self, me: Peer, met: Meeting) -> None:
@@ -98,8 +98,8 @@ class RollCall:
 
         ``listener``: rank 0's listening socket, if it is already bound. ``hosts``: the names of the nodes, for
         messages, if the launcher reports them. Raises ``UserError`` on every rank that connected if others did not
-        connect within ``timeout_s`` seconds (it names them), if two processes have the same rank, or if one was
-        launched with a different world size; and if rank 0 is not found.
+        connect within ``timeout_s`` seconds (the message names them), if two processes have the same rank, if a
+        process was launched with a different world size, or if rank 0 is not found.
         """
         if me.rank == 0:
             with listener or listen(rendezvous) as accepting:
@@ -133,7 +133,7 @@ class RollCall:
         self._callback = callback
 
     def name_places(self, place: Callable[[int], str]) -> None:
-        """Report lost ranks with ``place(rank)``, such as their coordinates in the mesh, from now on."""
+        """From now on, report lost ranks together with ``place(rank)``, such as their coordinates in the mesh."""
         self._place = place
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
@@ -153,15 +153,15 @@ class RollCall:
             self._send_all(fail=reason)
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints the reason instead. That is rank 0 if it fails for the same
-        kind of reason, and otherwise the rank that reports this one as lost. Waits until this is decided."""
+        """Return, after ``fail``, whether another rank prints the reason instead: rank 0 if it fails for the same
+        kind of reason, otherwise the rank that reports this one as lost. Waits until this is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
-        # Rank 0 may add the remedy.
+        # Rank 0 may print the reason with a remedy appended.
         return reason is not None and any(_kind(each).startswith(_kind(reason)) for each in self._printed)
 
     def close(self) -> None:
-        """Leave. From then on this rank reports no losses, and does not count as lost itself.
+        """Leave the roll call. From then on this rank reports no losses, and does not count as lost itself.
 
         The connections are closed once the other side has read the goodbye. Closing a socket with unread data
         would reset it; a reset discards the goodbye on the other side, which would then detect a loss.
@@ -213,7 +213,7 @@ class RollCall:
                 self._connections.pop(rank).close()
                 self._hear(rank)
             elif rank in self._reasons and rank != self._above and self._above is not None:
-                self._connections.pop(rank).close()  # it was reported to rank 0, which decides
+                self._connections.pop(rank).close()  # its failure was reported to rank 0, which decides
                 self._missed.pop(rank, None)
             else:
                 self._lose(rank, GONE)
@@ -242,7 +242,7 @@ class RollCall:
                 )
             case {"lost": str(reason), "of": int(lost), "phase": str(phase)}:
                 self._lose(lost, reason, phase)
-            case {"phase": str(phase)}:  # ranks above also report theirs
+            case {"phase": str(phase)}:  # also from the rank above
                 self._phases[rank] = phase
             case {"loss": dict(loss)} if not self._leaving.is_set():
                 self._end(Loss(**loss))
@@ -266,12 +266,13 @@ class RollCall:
                 self._send_to([self._above], {"fail": reason, "of": rank, "phase": phase})
             return  # rank 0 decides
         self._hear(rank)
-        # This rank may be about to fail for the same reason, and then there is no loss.
+        # If this rank is about to fail for the same reason, no rank is lost.
         self._leaving.wait(SAME_FAILURE_S)
         self._lose(rank, reason, phase)
 
     def _lose(self, rank: int, reason: str, phase: str = "") -> None:
-        """Handle the loss of ``rank``. If it is below this rank, rank 0 decides, since it can reach all ranks."""
+        """Handle the loss of ``rank``. If that rank is below this one in the tree, rank 0 decides, since it can
+        reach all ranks."""
         if self._leaving.is_set():
             return
         phase = phase or self._phases[rank]
@@ -283,7 +284,8 @@ class RollCall:
         self._send_to([self._above], {"lost": reason, "of": rank, "phase": phase})
 
     def _hear(self, rank: int) -> None:
-        """On a failing rank: stop waiting if ``rank``, which has left, is the one that would decide."""
+        """On a failing rank: stop waiting if ``rank``, which has left, is the rank that would decide who prints
+        the reason."""
         if rank in (_acting(self.me.rank), self._above):
             self._answered.set()
 

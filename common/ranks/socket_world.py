@@ -53,8 +53,8 @@ class Tree:
 
     @classmethod
     def grow(cls, rank: int, roll_call: RollCall, listener: socket.socket) -> Self:
-        """Connect the tree; ``listener`` is this rank's, whose port is in the roll. Called by all ranks that
-        answered the roll call.
+        """Connect the tree; ``listener``: this rank's listening socket, whose port is in the roll. Called by all
+        ranks that answered the roll call.
 
         Connections without the launch's proof are rejected. Raises ``UserError``.
         """
@@ -65,7 +65,7 @@ class Tree:
             return cls(parent, accept(listener, proof, below))
 
     def barrier(self) -> None:
-        """Return once every rank has called it: one byte goes up the tree of ranks, and one down."""
+        """Return once every rank has called ``barrier``: one byte goes up the tree of ranks, and one down."""
         for child in self.children:
             receive_exactly(child, 1)
         if self.parent is not None:
@@ -83,7 +83,7 @@ class Tree:
         return data
 
     def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
-        """The ``values`` of all ranks, combined in an order that depends only on their number."""
+        """The ``values`` of all ranks, combined in an order that depends only on the number of ranks."""
         own = np.array(values, dtype=np.float64)
         for child in self.children:
             own = combine(own, np.frombuffer(_receive(child)).reshape(own.shape))
@@ -114,15 +114,15 @@ class Tree:
 
 @dataclass(frozen=True)
 class Mpi(Tree):
-    """The same collectives with MPI, if MPI started the ranks. ``mpi``: the module of mpi4py. The collectives
-    sleep while waiting, since the processors may be busy reading or computing; MPI itself would wait in a busy
-    loop."""
+    """The collectives of ``Tree``, carried out by MPI if MPI started the ranks. ``mpi``: the module of mpi4py. The
+    collectives sleep while waiting, since the processors may be busy reading or computing; MPI itself would wait
+    in a busy loop."""
 
     mpi: Any
 
     @classmethod
     def start(cls, info: RankInfo, served: list[str]) -> Self:
-        """Initialise MPI on the ranks that it started. ``served``: modules for the fork server of worker
+        """Initialise MPI on the ranks that MPI started. ``served``: modules for the fork server of worker
         processes, which is started first because MPI's libraries may not survive a fork. Called by all ranks.
         Raises ``UserError``."""
         multiprocessing.set_forkserver_preload(served)
@@ -203,7 +203,7 @@ def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
 
 @dataclass(frozen=True)
 class SocketWorld:
-    """A ``World`` without a framework, and the base class of those with one."""
+    """A ``World`` without a framework, and the base class of the worlds of frameworks."""
 
     info: RankInfo
     roll_call: RollCall
@@ -214,7 +214,8 @@ class SocketWorld:
 
     @classmethod
     def of(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
-        """The world of ranks that answered the roll call and are connected in a tree. Called by all of them."""
+        """The world of ranks that answered the roll call and are connected in a tree. Called by all of these
+        ranks."""
         world = cls(with_node_index(info, roll_call.roll), roll_call, tree)
         world.barrier()
         roll_call.start_beating()
@@ -276,11 +277,11 @@ class SocketWorld:
         self.tree.barrier()
 
     def sum(self, values: npt.ArrayLike) -> Floats:
-        """As in ``World``, of the shape of ``values``."""
+        """As in ``World``; the result has the same shape as ``values``."""
         return self.tree.reduce(np.add, values)
 
     def max(self, values: npt.ArrayLike) -> Floats:
-        """As in ``World``, of the shape of ``values``."""
+        """As in ``World``; the result has the same shape as ``values``."""
         return self.tree.reduce(np.maximum, values)
 
     def broadcast(self, obj: T) -> T:
@@ -293,8 +294,8 @@ class SocketWorld:
         return wire.decode_all(self.tree.gather(wire.encode(obj)))
 
     def fail(self, reason: str) -> None:
-        """As in ``World``. An error of a connection or of the framework may be a symptom of a lost rank; then this
-        waits for the roll call to report that rank."""
+        """As in ``World``. An error of a connection or of the framework may be a symptom of a lost rank; in that
+        case, wait for the roll call to report that rank."""
         broken = reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError"))
         if broken or any(symptom in reason for symptom in self.SYMPTOMS):
             self.roll_call.wait_for_loss(SYMPTOM_S)  # the roll call identifies the lost rank

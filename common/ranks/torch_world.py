@@ -18,7 +18,7 @@ from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of
 from mlhpc.errors import UserError
 
 PATIENCE = timedelta(days=1)
-"""Collectives may wait for hours while one rank stages; the roll call detects lost ranks."""
+"""Timeout of collectives, which may wait for hours while one rank stages; the roll call detects lost ranks."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class TorchWorld(SocketWorld):
             )
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """A process group of some of the ranks, for tensors on either device; None if this rank is not
+        """A process group of some of the ranks, for tensors on hosts and on devices; None if this rank is not
         among them. Called by all ranks of the world, in the same order."""
         group = dist.new_group(list(ranks), timeout=PATIENCE)
         return group if self.rank in ranks else None
 
     def neighbours(self, size: int) -> dist.ProcessGroup:
-        """This rank's process group, if each ``size`` neighbouring ranks form a group. Called by all ranks of the
-        world, whose number is a multiple of ``size``."""
+        """This rank's process group, if every ``size`` neighbouring ranks form a group. Called by all ranks of the
+        world; their number must be a multiple of ``size``."""
         groups = [self.group(range(first, first + size)) for first in range(0, self.size, size)]
         own = groups[self.rank // size]
         assert own is not None
@@ -113,7 +113,7 @@ def _accelerator_type() -> str | None:
 
 
 def _serve_store(address: str) -> TCPStore:
-    """A store on a free port of ``address`` only, since it does not authenticate its clients."""
+    """A store that listens only on a free port of ``address``, since it does not authenticate its clients."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=1024)
     return TCPStore(

@@ -32,7 +32,8 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The value that was encoded. Raises ValueError if ``data`` does not come from ``encode``."""
+    """The value that ``encode`` turned into ``data``. Raises ValueError if ``data`` does not come from
+    ``encode``."""
     view = memoryview(data)
     end = _HEADER + int.from_bytes(view[:_HEADER], "little")
     try:
@@ -90,7 +91,8 @@ def _plain_list(items: Sequence[Any], blobs: bytearray) -> Any:
 
 
 def _append(data: bytes, blobs: bytearray) -> list[int]:
-    """Append ``data`` to ``blobs``; returns its start, its bytes there, and its bytes without compression."""
+    """Append ``data`` to ``blobs``; returns its offset there, its number of bytes there, and its number of bytes
+    without compression."""
     start, stored = len(blobs), data if len(data) < _LONG else isal_zlib.compress(data, 1)
     if len(stored) >= len(data):
         stored = data

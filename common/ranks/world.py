@@ -38,7 +38,7 @@ class World(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank, from 0 to ``size - 1``."""
+        """The number of this rank, from 0 to ``size - 1``."""
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ class World(Protocol):
         """The proof by which ranks of this launch recognise one another on further connections."""
 
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Return once every rank has called ``barrier``."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The element-wise sum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
@@ -88,21 +88,22 @@ class World(Protocol):
         """Every rank's ``obj`` in order of rank, on every rank."""
 
     def enter(self, phase: str) -> None:
-        """Report what this rank is doing now, so that its loss can be reported with the phase. Cheap."""
+        """Report what this rank is doing now, so that its loss can be reported with the phase. Takes little
+        time."""
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """Run ``callback`` on the lowest surviving rank when another rank is lost, just before this process
         exits with status 1."""
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
-        """Run ``clean_up`` on this rank when the loss of another rank ends it. It is for clean-up that no other
-        rank can do, such as removing files on this node, and has a few seconds."""
+        """Run ``clean_up`` on this rank when the loss of another rank ends it. This is meant for clean-up that no
+        other rank can do, such as removing files on this node, and may take a few seconds."""
 
     def fail(self, reason: str) -> None:
         """Report to the other ranks why this rank is about to end."""
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints the reason. May take a few seconds."""
+        """Return, after ``fail``, whether another rank prints the reason. May take a few seconds."""
 
     def close(self) -> None:
         """Leave the world. Afterwards the loss of another rank is not reported."""
@@ -162,7 +163,7 @@ class Solo:
 
 
 def mean(world: World, values: npt.ArrayLike, weight: float) -> Any:
-    """Mean over ranks of ``values``, each rank's weighted by its ``weight`` (its sample count)."""
+    """Mean of ``values`` over ranks, weighted by each rank's ``weight`` (its sample count)."""
     local = np.atleast_1d(np.asarray(values, dtype=np.float64)) * weight
     total = world.sum(np.append(local, weight))
     return total[:-1] / total[-1]

@@ -21,11 +21,11 @@ from mlhpc.errors import UserError
 def stage_beside(
     manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 8
 ) -> Iterator[Callable[[], StagingReport]]:
-    """``stage`` while the block runs; the block may read files in the target as soon as they are complete.
+    """Run ``stage`` while the block runs; the block may read files in the target as soon as they are complete.
 
     Yields a function that waits until all ranks have copied everything, and returns the report; all ranks call it
-    once, collectively. It raises the errors of copying; ``stage_beside`` itself raises those of the preparation.
-    If the block raises an error, or does not call the function, copying is abandoned.
+    once, collectively. That function raises the errors of copying; ``stage_beside`` itself raises those of
+    preparing the target. If the block raises an error, or does not call the function, copying is abandoned.
     """
     started, failures = time.monotonic(), list[BaseException]()
     with ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="staging") as thread:

@@ -56,8 +56,9 @@ def copy_all(
     thread, with each complete and verified file.
 
     ``present`` files are already in the target with the right size: their checksums are verified there, and files
-    that differ are copied again. All threads stop as soon as ``failures``, initially empty, has an error, which
-    other threads may also add; then this raises that error. Errors of copying itself are UserErrors.
+    that differ are copied again. ``failures`` is a list, initially empty, to which other threads may also add
+    errors. As soon as it has an error, all threads stop, and that error is raised. Errors of copying itself are
+    UserErrors.
     """
     make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
     # Threads take files from one iterator; half a million futures would take half a gigabyte of memory.
@@ -152,8 +153,8 @@ def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> in
 
 
 def _is_intact(file: File, target: Path, block: memoryview, failures: Sequence[object]) -> bool:
-    """Whether the staged file has the right checksum. Without a checksum in the manifest, its size and
-    modification time have already been compared."""
+    """Return whether the staged file has the right checksum, if the manifest has one. Without a checksum, returns
+    True, since the file's size and modification time have already been compared."""
     if file.crc32 is None:
         return True
     copy, crc = target / file.path, 0

@@ -1,4 +1,5 @@
-"""Before a run, drops the files of its data set that each node will read from the page caches of all nodes."""
+"""Drops files of the data set from the page cache of every node before a run: on each node, the files that this
+node will read."""
 
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ HOOK = "MLHPC_DROP_CACHES"
 
 
 class Eviction(NamedTuple):
-    """Sums over all ranks: files that were opened, their bytes, and files with pages still in memory. Also the
+    """Sums over all ranks: files opened, their total size in bytes, and files with pages still in memory. Also the
     seconds that the slowest rank took."""
 
     files: int
@@ -31,14 +32,14 @@ class Eviction(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no page is left on any node, as far as is known."""
+        """Whether, as far as is known, no node has pages of the dropped files in memory."""
         return self.kept == 0
 
 
 def evict(dataset: Manifest, stage: Path | None, how: Staging, world: World) -> Eviction:
     """Drop the files of ``dataset`` that each node will read, either to stage them to ``stage`` or (if that is
-    None) to train from them in place. The ranks of a node divide its files among them, and open each once. Called
-    by all ranks.
+    None) to train from them in place. The ranks of a node divide its files among them, and open each file once.
+    Called by all ranks.
 
     Raises UserError, the same on all ranks, if a file cannot be opened.
     """
@@ -68,8 +69,8 @@ def evict(dataset: Manifest, stage: Path | None, how: Staging, world: World) -> 
 
 def drop_by_hook(env: Mapping[str, str], data: Path, world: World) -> Eviction | None:
     """Instead of ``evict``, run the site's command once on each node, with the folder ``data`` as its argument.
-    None if the site has no such command. Called by all ranks. Raises UserError, the same on all ranks, if the
-    command fails."""
+    Returns None if the site has no such command. Called by all ranks. Raises UserError, the same on all ranks, if
+    the command fails."""
     command = env.get(HOOK)
     if not command:
         return None

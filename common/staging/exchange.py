@@ -252,7 +252,7 @@ def _run_round(
                 work()
         except BaseException as error:
             failures.append(error)
-            for link in links.values():  # stops the other threads
+            for link in links.values():  # to stop the other threads
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
 
@@ -262,11 +262,12 @@ def _run_round(
             going_on += [receivers.submit(or_end, partial(receive, each.node)) for each in arriving]
             or_end(lambda: wait(going_on))
         if failures:
-            # A rank that only sends never reads an end of file. Closing with unread bytes resets the connection.
+            # A rank that only sends would not notice an end of file, but closing with unread bytes resets the
+            # connection, so that its sending fails.
             for link in links.values():
                 link.close()
-            raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause, rather than its
-            # symptom
+            # Prefer an error that is a cause to a broken link, which is a symptom.
+            raise min(failures, key=lambda error: isinstance(error, LinkBroken))
 
     _, error = attempt(work)
     gather_or_raise(world, None, cause_of(world, error))

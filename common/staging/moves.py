@@ -1,8 +1,9 @@
 """The files that change nodes between two epochs, and the order in which they move, the same on all ranks.
 
 Files move in steps. In a step, each node sends one file and receives one, or does neither. Ranks do not wait at
-the end of a step, but send and receive in this order. If the order ignored the receivers, several nodes would
-queue for one receiver while others are idle, and transfers would form chains in which each waits for another.
+the end of a step, but send and receive in the order of the steps. If the order ignored the receivers, several
+nodes would queue for one receiver while others are idle, and transfers would form chains in which each waits for
+another.
 
 A node sends as many files as it receives, since it has the same number of files in every epoch. Files are the
 edges of a bipartite graph between the nodes as senders and the nodes as receivers. At each end, a node's files are
@@ -56,7 +57,8 @@ def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indi
         return np.empty(0, np.int64), np.empty(0, np.int64)
     sent = np.bincount(senders)
     nodes, width = len(sent), int(sent.max())
-    # Pad with files that do not move, so that all nodes have equally many; below, so that the number is even.
+    # Pad with files that do not move, so that all nodes have the same number of files. The loop below pads again
+    # wherever that number is odd.
     staying = np.repeat(np.arange(nodes), width - sent)
     by_size = np.argsort(np.append(sizes, np.zeros(len(staying), np.int64)), kind="stable")
     files, by_receiver = (
@@ -83,13 +85,14 @@ def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indi
 
 
 def _with_column(values: Indices, width: int, column: Indices) -> Indices:
-    """``values`` [rows · width], with ``column`` [rows] inserted before the first of each row; flattened again."""
+    """``values`` [rows · width], with ``column`` [rows] inserted before the first element of each row, and
+    flattened again."""
     return np.insert(values.reshape(-1, width), 0, column, axis=1).reshape(-1)
 
 
 def _alternating(received: Indices) -> npt.NDArray[np.bool_]:
-    """Whether each file [files] belongs to the second half of the steps. Of the files at 2i and 2i + 1, which
-    share a sender, exactly one does, and so does exactly one of those at ``received[2i]`` and ``received[2i +
+    """A mask [files] of the files that belong to the second half of the steps. Exactly one of the files at 2i and
+    2i + 1, which share a sender, belongs to it, and exactly one of those at ``received[2i]`` and ``received[2i +
     1]``, which share a receiver."""
     other = np.empty_like(received)
     other[received[::2]], other[received[1::2]] = received[1::2], received[::2]
@@ -111,8 +114,8 @@ def _put(values: Indices, places: Indices) -> Indices:
 
 
 def rounds(moves: Moves, most: int) -> Iterator[Moves]:
-    """``moves`` divided into rounds of whole steps. In a round, a node receives at most ``most`` bytes, or one
-    file."""
+    """``moves`` divided into rounds of whole steps. In a round, a node receives at most ``most`` bytes, or a
+    single larger file."""
     if not len(moves.steps):
         return
     ends = [*(np.flatnonzero(np.diff(moves.steps)) + 1).tolist(), len(moves.steps)]
@@ -131,14 +134,14 @@ def rounds(moves: Moves, most: int) -> Iterator[Moves]:
 
 
 def of_rank(part: Moves, local_rank: int, local_size: int) -> Moves:
-    """The moves of the round ``part`` made by ranks with this ``local_rank``: an equal share, of consecutive
-    steps."""
+    """The moves that ranks with this ``local_rank`` make in the round ``part``: an equal share, consisting of
+    consecutive steps."""
     steps, of_step = np.unique(part.steps, return_inverse=True)
     return part.part(of_step * local_size // len(steps) == local_rank)
 
 
 def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
-    """The largest increase in bytes, [nodes], on each of ``nodes`` nodes at any time during ``moves``."""
+    """The largest increase in bytes on each node, [nodes], at any time during ``moves``."""
     grown, largest = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for part in rounds(moves, most):
         np.add.at(grown, part.receivers, part.sizes + FILE_OVERHEAD)

@@ -1,5 +1,5 @@
-"""Predicts the load that staging to many nodes puts on the shared file system and the network. Uses the same
-functions as staging itself, but copies nothing."""
+"""Predicts the load that staging to many nodes puts on the shared file system and the network. The prediction uses
+the same functions as staging itself, but copies nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class StagingPlan:
     @property
     def opens(self) -> int:
         """Number of times that all nodes together open files on the shared file system, including the manifest
-        once. Each comes with one fstat(2) and one close(2). Dropping the files from the page cache before the run
-        takes the same number."""
+        once. Each open is followed by one fstat(2) and one close(2). Dropping the files from the page cache before
+        the run opens as many files again."""
         return 1 + int(self.files.sum())
 
     @property

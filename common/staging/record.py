@@ -25,9 +25,9 @@ def record_of(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup, in_use: bool) -> bool:
-    """Whether the target already contains this data set; called by the first rank of a group. Removes files that
-    no longer belong on the node because the number of nodes has changed, but refuses if another run may use
-    them."""
+    """Prepare the target and return whether it already contains this data set; called by the first rank of a
+    group. Removes files that no longer belong on the node because the number of nodes has changed, but raises
+    UserError if another run may use these files, or if the target contains anything else."""
     if not group.leads or not (target / manifests.NAME).exists():
         return False
     try:
@@ -61,7 +61,7 @@ def write_record(manifest: Manifest, target: Path, files: Files, group: StagingG
         return
     facts = dict(manifest.facts)
     if len(files) < len(manifest.files):
-        facts.pop("samples", None)  # those of the whole data set
+        facts.pop("samples", None)  # the numbers for the whole data set
     facts["staged"] = {"of": identity(manifest), "mode": mode}
     _save(replace(manifest, root=target, files=files, facts=facts))
 

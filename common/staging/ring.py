@@ -1,4 +1,4 @@
-"""Reads files that every node needs only once from the shared file system; nodes forward them to each other.
+"""Reads each file that every node needs from the shared file system only once; nodes forward files to each other.
 
 Ranks form rings with one rank of each node. The files are divided among the rings, and the files of a ring among
 its ranks. A rank sends a file to its successor as soon as the file is complete and verified in its own target,
@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's share of the files. ``alone``: files that it reads from the source for its own node only.
-    ``passed``: the files of its ring; ``readers``: for each, the position in the ring of the rank that reads it
-    from the source. ``ring``: the ranks of the ring in order; empty for a rank that is in no ring."""
+    """A rank's share of the files. ``alone``: files that the rank reads from the source for its own node only.
+    ``passed``: the files of its ring; ``readers``: for each of these files, the position in the ring of the rank
+    that reads it from the source. ``ring``: the ranks of the ring in order; empty for a rank that is in no ring.
+    """
 
     alone: Sequence[File]
     passed: Sequence[File] = ()
@@ -77,7 +78,8 @@ class Ring:
 
 @contextmanager
 def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
-    """Connect the ring of ``ranks``, which includes this rank; None if ``ranks`` is empty.
+    """Context manager that connects the ring of ``ranks``, which includes this rank; yields None if ``ranks`` is
+    empty.
 
     Called by all ranks. Raises UserError, the same on all ranks, if neighbours cannot connect.
     """
@@ -119,8 +121,8 @@ class Exchange:
 
     def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
         """Run ``copy``, which calls ``send`` for the files that this rank reads, while other threads send and
-        receive files. ``copy`` gets a list of failures, and must stop once it is not empty. ``received`` is called
-        with each received file, from another thread.
+        receive files. ``copy`` gets a list of failures, and must stop once that list is not empty. ``received`` is
+        called with each received file, from another thread.
 
         Returns the result of ``copy`` once every file has been forwarded. Raises what ``copy`` raises, UserError,
         or LinkBroken if a neighbour ends; this rank's neighbours then get LinkBroken.
@@ -135,7 +137,8 @@ class Exchange:
             except BaseException as error:
                 self._fail(error)
         if copied is None or self._failures:
-            # The predecessor never reads an end of file. Closing with unread bytes resets the connection.
+            # The predecessor only sends, so it would not notice an end of file. Closing a connection with unread
+            # bytes resets it, so that sending fails.
             for connection in (self._ring.predecessor, self._ring.successor):
                 connection.close()
             raise min(
@@ -189,10 +192,10 @@ def copy_and_pass_on(
     advance: Callable[[int], None],
 ) -> list[T]:
     """Copy the files that this rank reads from the source with ``copy``, and forward and receive those of its
-    ring. Returns what ``report`` makes of the copied and received files on every rank.
+    ring. Returns, for every rank, the result of its ``report`` on the files that it copied and received.
 
-    Called by all ranks. Raises UserError, the same on all ranks; if one rank's error ended the others, it is that
-    error.
+    Called by all ranks. Raises UserError, the same on all ranks; if one rank's error broke the connections of
+    other ranks, that error is raised.
     """
     files, readers = _lacking_somewhere(world, share, todo)
     received: list[File] = []

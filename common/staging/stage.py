@@ -90,8 +90,8 @@ class StagingReport:
 
 
 class RankReport(NamedTuple):
-    """Result of one rank: files and bytes written, and bytes read from the source for them; files kept, and how
-    many of them another run uses; seconds."""
+    """Result of one rank: number of files and bytes written, and bytes read from the source to write them; number
+    of files kept, and how many of these another run uses; seconds that the rank took."""
 
     files: int
     bytes: int
@@ -273,7 +273,7 @@ def _staged_in(target: Path) -> manifests.Manifest | None:
 
 
 def _require_staged(staged: manifests.Manifest) -> None:
-    """Raise UserError unless staging wrote the data set."""
+    """Raise UserError unless the data set ``staged`` was written by staging."""
     if record_of(staged) is None:
         raise UserError(f"{staged.root}: not written by staging, so nothing was removed; remove it by hand")
 
@@ -303,8 +303,8 @@ def _survey(files: list[File], source: Path, target: Path, staged_before: bool, 
             raise UserError(
                 f"{target / file.path} exists, but was not written by staging; choose another --stage"
             )
-        # Without a checksum in the manifest, only its time reveals that a file of the same size is a different
-        # one.
+        # Without a checksum in the manifest, only the modification time reveals that a file of the same size has
+        # different content.
         same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns
         regular = stat.S_ISREG(status.st_mode)
         (todo.present if regular and same and status.st_size == file.size else todo.missing).append(file)

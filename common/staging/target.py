@@ -42,8 +42,8 @@ class StagingGroup:
 
 
 class Need(NamedTuple):
-    """Bytes that a rank must write; the first rank of its group; and, from that first rank only, the file
-    system."""
+    """What a rank reports to check the free space: the bytes that it must write; the first rank of its group; and,
+    from that first rank only, the file system."""
 
     size: int
     leader: int
@@ -99,7 +99,8 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
 
 @contextlib.contextmanager
 def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]:
-    """Exclusive access to the targets of all nodes; yields whether another run uses one of them.
+    """Context manager for exclusive access to the targets of all nodes; yields whether another run uses one of
+    them.
 
     Called by all ranks. To avoid deadlock, a run that cannot lock the targets of all its nodes releases those that
     it has locked, and tries again after a random pause.
@@ -164,7 +165,7 @@ def check_room(needs: Sequence[Need]) -> None:
 def require_own(target: Path) -> None:
     """Raise UserError unless ``target`` is a folder owned by this user and not writable by others.
 
-    In a folder or through a link of another user, that user could plant files of the right size, which training
+    If another user owned the folder or a link to it, that user could plant files of the right size, which training
     would read, and redirect files that staging writes and removes.
     """
     link, status = target.lstat(), target.stat()
@@ -189,9 +190,9 @@ def require_own(target: Path) -> None:
 
 
 def _others_may_replace(status: os.stat_result) -> bool:
-    """Whether users other than a folder's owner may rename its content. They may if they can write to it, unless
-    the folder is sticky, as /tmp is. A group without other members, which distributions create for every user,
-    does not count."""
+    """Return whether users other than a folder's owner may rename its content. They may if they can write to the
+    folder, unless it is sticky, as /tmp is. A group without other members, which distributions create for every
+    user, does not count."""
     if status.st_mode & stat.S_ISVTX:
         return False
     if status.st_mode & stat.S_IWOTH:
@@ -205,7 +206,7 @@ def _others_may_replace(status: os.stat_result) -> bool:
 
 
 def make_folders(target: Path, folders: Iterable[str]) -> None:
-    """Create ``folders``, relative to ``target``. Raises UserError if one cannot be created or is a link."""
+    """Create ``folders``, relative to ``target``. Raises UserError if a folder cannot be created or is a link."""
     with as_user_error(target, "cannot be written", "choose another --stage"):
         for folder in sorted({"/".join(p) for path in folders for p in _prefixes(path)}):
             path = target / folder
@@ -243,8 +244,9 @@ def unlink(target: Path, paths: Iterable[str]) -> None:
 
 
 def names_job(target: Path, env: Mapping[str, str]) -> bool:
-    """Whether the path of ``target`` contains the identifier of the batch job in ``env``, as in
-    ``/tmp/mlhpc-12345``. Then no later job can resume the staging, and an aborted run should remove it too."""
+    """Return whether the path of ``target`` contains the identifier of the batch job in ``env``, as in
+    ``/tmp/mlhpc-12345``. If so, no later job can resume the staging, and an aborted run should remove the target
+    too."""
     jobs = [env[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID") if env.get(name)]
     return any(re.search(rf"(?<![0-9A-Za-z]){re.escape(job)}(?![0-9A-Za-z])", str(target)) for job in jobs)
 
@@ -257,8 +259,8 @@ def _make_own(target: Path) -> None:
 
 
 def remove_made_folder(target: Path) -> None:
-    """Remove ``target`` if it was created by staging and is empty. If a run that is starting to stage there has a
-    file in it, the folder is kept with its mark, and that run removes it."""
+    """Remove ``target`` if it was created by staging and is empty. If another run that is starting to stage has
+    created a file in it, the folder and its mark are kept, and that run removes them."""
     with contextlib.suppress(OSError):  # another run was faster
         if os.listdir(target) != [MADE]:
             return
@@ -281,5 +283,5 @@ def _user(uid: int) -> str:
 
 
 def in_use(target: Path) -> bool:
-    """Whether another run uses the data staged in ``target``."""
+    """Return whether another run uses the data staged in ``target``."""
     return locks.in_use(target)

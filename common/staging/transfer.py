@@ -1,5 +1,5 @@
-"""Sends files from one node's target to another's over TCP. They are verified on arrival, before they get their
-final name."""
+"""Sends files from one node's target to another's over TCP. Files are verified on arrival, before they get their
+final names."""
 
 import errno
 import mmap
@@ -36,7 +36,7 @@ STAGING = Activity("staging", "start the run again: complete files are kept")
 
 
 class LinkBroken(UserError):
-    """The peer has disconnected. This is only a symptom; the cause is another rank's error or loss."""
+    """The peer has disconnected. That is only a symptom; the cause is another rank's error or loss."""
 
 
 def send_file(
@@ -64,7 +64,7 @@ def send_file(
 
 
 class Receiver:
-    """Receives files from ``rank`` into ``target``. ``sender``: its name in messages."""
+    """Receives files from ``rank`` into ``target``. ``sender``: the rank's name in messages."""
 
     def __init__(
         self, connection: socket.socket, target: Path, rank: int, sender: str, activity: Activity = STAGING
@@ -74,8 +74,8 @@ class Receiver:
         self._block = memoryview(mmap.mmap(-1, BLOCK))
 
     def next(self, expected: dict[int, File]) -> File:
-        """Receive, verify and put in place the next file, which must be one of ``expected`` (by number), and
-        remove it from there. Raises UserError, or LinkBroken."""
+        """Receive, verify and put in place the next file, which must be one of ``expected`` (files by number), and
+        remove it from ``expected``. Raises UserError, or LinkBroken."""
         with _other_end(self._sender, self._activity):
             number, mtime_ns = _HEADER.unpack(receive_exactly(self._connection, _HEADER.size))
         if number not in expected:

@@ -6,7 +6,8 @@ any rank**. The rest of an interval is the step: computing, and waiting for rank
 an interval is a step of the optimizer with all its accumulated batches; an evaluation is a single interval.
 
 The waits of one rank are not enough: while another rank waits for its files, this one waits for that rank within
-its step. Neither is the largest of the ranks' sums, because in each step a different rank's file may be slow.
+its step. The largest of the ranks' sums is not enough either, because in each step a different rank's file may be
+slow.
 
 Each rank keeps its waits in memory, and they are reduced once the clock has stopped.
 """
@@ -43,8 +44,8 @@ class Waits:
 
 @dataclass(frozen=True)
 class DataWait:
-    """The data wait of all ranks in (a part of) a loop. ``lost``: for the ``NAMED`` ranks that caused most of it,
-    the seconds during which the others waited for that rank."""
+    """The data wait of all ranks in (a part of) a loop. ``lost``: for the ``NAMED`` ranks that caused most of this
+    wait, the seconds during which the others waited for that rank."""
 
     name: str
     tags: Mapping[str, Any]
@@ -55,7 +56,7 @@ class DataWait:
 
 def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -> Seconds:
     """Seconds by interval, [intervals], from the ``waits`` for each batch. An interval has ``passes`` batches, or
-    all batches of the loop if that is None. ``last``, the wait until the loop learned that there are no more
+    all batches of the loop if ``passes`` is None. ``last``, the wait until the loop learned that there are no more
     batches, is a separate interval unless the loop is a single interval."""
     if passes is None:
         return np.array([sum(waits) + last], np.float32)
@@ -100,8 +101,8 @@ def seconds_of(ranks: Sequence[Seconds]) -> float:
 
 
 def reduce(world: World, kept: Sequence[Waits]) -> list[DataWait] | None:
-    """The data wait of all ranks for each loop. ``kept``: this rank's waits, in the order of the loops. None if
-    the ranks had different numbers of loops. Called by all ranks while the clock is not running."""
+    """The data wait of all ranks for each loop. ``kept``: this rank's waits, in the order of the loops. Returns
+    None if the ranks had different numbers of loops. Called by all ranks while the clock is not running."""
     most, least = _ends(world, [len(kept)])
     if most != least:
         return None
@@ -114,7 +115,7 @@ def _reduce(world: World, waits: Waits, longest: float, shortest: float) -> Data
     if longest != shortest:  # the ranks did not wait for one another before the loop ended
         both = both.sum(axis=1, keepdims=True)
     seconds, slowest = world.max(both)
-    # Among equally slow ranks, the lowest.
+    # Of equally slow ranks, the lowest counts as the cause.
     ranks = -world.max(np.where(both[1] == slowest, -world.rank, -world.size)).astype(int)
     lost = np.bincount(ranks, seconds)
     first = np.argsort(-lost, kind="stable")[:NAMED]

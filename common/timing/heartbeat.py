@@ -27,7 +27,7 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, phase: str) -> None:
-        """Called when a phase begins, or when the enclosing one continues."""
+        """Called when a phase begins, or when the enclosing phase continues."""
         self._phase, self._since, self._interval = phase, self._clock(), FIRST_S
 
     def said(self) -> None:

@@ -61,7 +61,7 @@ def fused_messages(path: Path) -> list[FusedMessage]:
 
 
 def _is_all_reduce(activity: str) -> bool:
-    """Whether ``activity`` is NCCL_ALLREDUCE, GLOO_ALLREDUCE or MPI_ALLREDUCE, and not Horovod's own
+    """Return whether ``activity`` is NCCL_ALLREDUCE, GLOO_ALLREDUCE or MPI_ALLREDUCE, and not Horovod's own
     NEGOTIATE_ALLREDUCE or ALLREDUCE around it."""
     return activity.endswith("_ALLREDUCE") and not activity.startswith("NEGOTIATE")
 

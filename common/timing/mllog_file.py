@@ -38,8 +38,8 @@ def metadata_of(tags: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_run_stop(path: Path, patience_s: float) -> bool:
-    """Whether the log ends with a run_stop within ``patience_s`` seconds: rank 0 writes it even after an
-    exception, but not if it is killed."""
+    """Return whether the log ends with a run_stop, waiting at most ``patience_s`` seconds for it: rank 0 writes it
+    even after an exception, but not if it is killed."""
     until = time.monotonic() + patience_s
     while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
         time.sleep(0.1)

@@ -117,10 +117,12 @@ class Request:
 class Profile:
     """The ``work`` of one step and its ``wall`` seconds, as means over ``steps``. A step has ``passes`` backward
     passes of ``batch`` samples per rank, and an update. ``modules``: the modules with weights, in the order in
-    which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously to
-    the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: median seconds
-    per step of the same number of steps without a profiler. ``launches``: those of one step, if counted.
-    ``memory``: peak bytes of PyTorch's tensors in those steps; None on a CPU and for TensorFlow."""
+    which the network calls them. ``device``: the measured device; ``gpu``: whether the device computes
+    asynchronously from the host. ``exchange``: None for one rank. ``reading``: None for samples in memory.
+    ``plain``: median seconds per step of the same number of steps without a profiler. ``launches``: the launches
+    of one step, if counted. ``memory``: peak bytes of PyTorch's tensors in the steps without a profiler; None on a
+    CPU and for TensorFlow.
+    """
 
     device: str
     batch: int
@@ -143,7 +145,8 @@ class Profile:
 
     @property
     def busy(self) -> float:
-        """Seconds per step in which operations ran, summed, so more than ``wall`` if they overlap."""
+        """Seconds per step that operations ran, summed over operations, so more than ``wall`` if operations
+        overlap."""
         return sum(work.seconds for work in self.work)
 
     @property
@@ -192,8 +195,8 @@ class Feed:
         return batch
 
     def reading(self, steps: int, passes: int = 1) -> Reading | None:
-        """The input of the ``steps`` steps of ``passes`` batches since ``start``. Then reads the same number of
-        batches of another epoch without computing, to measure the loader alone."""
+        """The input of the ``steps`` steps of ``passes`` batches since ``start``. Afterwards, reads the same
+        number of batches of a different epoch without computing, to measure the loader alone."""
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps

@@ -93,8 +93,8 @@ class RunLog:
     def __init__(self, out: Path, world: World, meter: EnergyMeter | None = None) -> None:
         """Open the files in the existing folder ``out``. Raises UserError if they cannot be written.
 
-        ``meter``: measures the energy of the span ``run``, which is recorded in the note ``energy``. It must be
-        given on all ranks or on none.
+        ``meter``: measures the energy of the span ``run``, to be recorded in the note ``energy``. Either all ranks
+        or none must pass a meter.
         """
         self.out = out
         self.ranges: Ranges | None = None
@@ -122,7 +122,7 @@ class RunLog:
             if path.parent != out:
                 path.parent.mkdir(exist_ok=True)
             self._events = open(path, "ab", buffering=0)
-            with suppress(OSError):  # by this lock readers distinguish an active run from a dead one
+            with suppress(OSError):  # readers use the lock to distinguish an active run from a dead one
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
         self._heartbeat = Heartbeat(self._report) if world.rank == 0 else None
@@ -138,7 +138,7 @@ class RunLog:
             self._heartbeat.stop()
         if self._meter:  # even if the run ended before its clock started
             self._meter.halt()
-        with self._closing:  # not while another thread records the loss of a rank
+        with self._closing:  # wait while another thread records the loss of a rank
             self._events.close()
         if self._mllog:
             close_mllog(self._mllog)
@@ -149,10 +149,10 @@ class RunLog:
 
     @contextmanager
     def span(self, name: str, *, sync: bool = False, **tags: Any) -> Iterator[dict[str, Any]]:
-        """Record an interval. With ``sync``, it starts when the last rank has reached it and ends when the slowest
-        has finished; otherwise it is local to this rank, and nothing waits. If an exception passes through, the
-        interval's end is recorded with that exception. Yields its tags; tags that are changed inside, such as
-        ``step``, are recorded with their new values at the end."""
+        """Record an interval. With ``sync``, the interval starts when the last rank has reached it and ends when
+        the slowest rank has finished; otherwise the interval is local to this rank, and nothing waits. If an
+        exception passes through, the interval's end is recorded with that exception. Yields the interval's tags;
+        tags that are changed in the block, such as ``step``, are recorded with their new values at the end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
@@ -242,8 +242,8 @@ class RunLog:
         **tags: Any,
     ) -> Generator[T, None, None]:
         """Yield ``batches``, and record how long the loop waited for them (as ``name``) and how long its steps
-        took (as ``phase``), even if it exits early and closes this generator. ``record_event``: records events in
-        the queue of the device on which the steps run (None: on the host); see ``StepTimer``.
+        took (as ``phase``), even if the loop exits early and closes this generator. ``record_event``: records
+        events in the queue of the device on which the steps run (None: on the host); see ``StepTimer``.
 
         All ranks wait for one another after every ``passes`` batches in training, but only after the loop in the
         phase "eval"; this determines the intervals of ``data_wait``. ``shared``: if ranks share samples, returns
@@ -398,7 +398,7 @@ class RunLog:
         device_peak_bytes: int | None = None,
         samples_of: Callable[[int, int], Iterable[object]] | None = None,
     ) -> None:
-        """Set the status of ``run_stop``; without it, a run counts as aborted. Records the peak memory of the
+        """Set the status of ``run_stop``; a run without a status counts as aborted. Records the peak memory of the
         process, and of its device if ``device_peak_bytes`` is given. ``samples_of(epoch, batch)``, both counted
         from 0: returns the names of the samples in a training batch; the names for slow batches are recorded."""
         self._status, self._samples_of = status, samples_of
@@ -445,7 +445,7 @@ class RunLog:
                 )
 
     def lost(self, loss: Loss) -> None:
-        """Close the record of a run that cannot continue. Called on the lowest surviving rank when another is
+        """Close the record of a run that cannot continue. Called on the lowest surviving rank when another rank is
         lost."""
         with self._closing:
             if self._events.closed:  # the run had ended

@@ -21,7 +21,7 @@ class DeviceEvent(Protocol):
     """A point in a device's queue of work, such as a CUDA event with timing."""
 
     def wait(self) -> None:
-        """Block the host until the device has reached it."""
+        """Block the host until the device has reached this event."""
 
     def seconds_since(self, earlier: Self) -> float:
         """Seconds of device time since ``earlier``. Both events must have been reached."""
@@ -61,7 +61,7 @@ class StepTimer:
         self._last_end: DeviceEvent | None = None
 
     def ask(self) -> None:
-        """Called when the step of the last batch has been launched and the loop asks for the next batch."""
+        """Called when the step of the previous batch has been launched and the loop asks for the next batch."""
         if self._record is None:
             self._asked = self._clock()
             if self._started is not None:
@@ -103,7 +103,8 @@ class StepTimer:
         return sum(self.waits) + self.last_wait
 
     def waited(self) -> float:
-        """Seconds of data wait so far, including the open step's. Waits for the device to begin that step."""
+        """Seconds of data wait so far, including that of the open step. Waits for the device to begin that
+        step."""
         while self._in_flight:
             self._settle()
         waited = self.total_wait
@@ -131,7 +132,8 @@ class StepTimer:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """The 50th, 90th and 99th percentile of ``seconds``, by nearest rank, and the maximum; {} for no values."""
+    """The 50th, 90th and 99th percentile of ``seconds``, by nearest rank, and the maximum; empty if there are no
+    values."""
     if not seconds:
         return {}
     ordered = sorted(seconds)

@@ -1,4 +1,5 @@
-"""Waits as a computation would take time: exactly until the deadline, and without starving reader threads."""
+"""Waits as long as an emulated computation takes: exactly until the deadline, and without starving reader
+threads."""
 
 import ctypes
 import os
@@ -23,8 +24,8 @@ MILD_NICENESS = 4
 """Largest niceness that leaves a thread's I/O priority unchanged if that cannot be set separately: Linux derives
 one I/O level from five levels of niceness (ioprio_set(2))."""
 _ONES = np.broadcast_to(np.ones(1), (1 << 22,))
-"""Ones that share a single number in memory, [4194304]. Their product displaces no readers' data from the cache
-and needs no system call."""
+"""Ones that share a single number in memory, [4194304]. Computing their product displaces no data of readers
+from the cache and needs no system call."""
 _SHORTEST = 2048
 """Minimum number of factors; their product takes a few microseconds, less than ``HOLD_S``."""
 _IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31), "riscv64": (30, 31), "ppc64le": (273, 274)}
@@ -47,8 +48,8 @@ def give_way() -> None:
     the loop for milliseconds.
 
     The policy is SCHED_IDLE, not just niceness 19, because the kernel then considers a reader's core idle and
-    wakes its own threads there instead of on the loop's core. If other programs keep all cores busy, such a thread
-    would hardly ever run, so it only gets a higher niceness."""
+    wakes its own threads there instead of on the loop's core. If other programs keep all cores busy, a thread with
+    SCHED_IDLE would hardly ever run; this thread then only gets a higher niceness."""
     with suppress(OSError):  # if this is not permitted, steps oversleep more, which is reported
         thread = threading.get_native_id()
         if _keep_io_priority() and not _others_are_busy():
@@ -60,13 +61,13 @@ def give_way() -> None:
 
 @cache
 def _others_are_busy() -> bool:
-    """Whether the number of runnable threads in the last minute was more than twice the number of cores.
+    """Return whether the number of runnable threads in the last minute was more than twice the number of cores.
     Determined only once, before this process has threads of its own."""
     return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
 
 
 def _keep_io_priority() -> bool:
-    """Make this thread's I/O priority independent of its CPU priority; returns whether it is."""
+    """Make this thread's I/O priority independent of its CPU priority; returns whether that succeeded."""
     numbers = _IOPRIO.get(platform.machine())
     if numbers is None:
         return False

@@ -17,8 +17,8 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
-# The last record of an archive, and the value in it if the number of members does not fit (APPNOTE.TXT 6.3.10,
-# 4.3.16 and 4.4.1.4).
+# The last record of a ZIP archive, and the number of members that it states if the real number is too large for
+# its field (APPNOTE.TXT 6.3.10, 4.3.16 and 4.4.1.4).
 _END, _MORE = struct.Struct("<4s4H2LH"), 0xFFFF
 
 Arrays = Sequence[npt.NDArray[np.generic]]
@@ -26,9 +26,9 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The arrays of a checkpoint. ``shared``: those that are the same on all ranks (weights, optimizer);
-    ``of_rank[r]``: those of rank r (random state). ``config``: the resolved configuration (TOML text) of the run
-    that wrote it."""
+    """The arrays of a checkpoint. ``shared``: the arrays that are the same on all ranks (weights, optimizer);
+    ``of_rank[r]``: the arrays of rank r (random state). ``config``: the resolved configuration (TOML text) of the
+    run that wrote it."""
 
     epoch: int
     seed: int
@@ -101,7 +101,7 @@ def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
 
 def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
     """Every array by its name, as it was saved. The last member, ``contents``, is a copy of the archive's
-    directory, because a damaged directory can confuse members. Checkpoints of version 0.1 do not have it; for them
+    directory, because a damaged directory can mix up members. Checkpoints of version 0.1 do not have this copy, so
     only the checksum of each member is verified. Raises ValueError or zipfile's errors."""
     members = archive.infolist()
     arrays = {info.filename.removesuffix(".npy"): _read(archive, info) for info in members}
@@ -134,9 +134,9 @@ def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``, since
-    libraries raise almost any exception for damaged bytes. A ModuleNotFoundError is passed on, since a missing
-    library is not the file's fault."""
+    """Context manager that raises a one-line UserError for anything that goes wrong while reading the checkpoint
+    ``path``, since libraries raise almost any exception for damaged bytes. A ModuleNotFoundError is passed on,
+    since a missing library is not the file's fault."""
     try:
         yield
     except (UserError, ModuleNotFoundError):

@@ -108,7 +108,7 @@ def open_loader(
         steps=run.study.cut(steps) * passes,
         seed=seed,
     )
-    # The ranks of a group divide the reading, as in the steps that follow.
+    # The ranks of a spatial group divide the reading, as in the measured steps.
     read = partial(loader.train_epoch, first=world.rank % spatial_size, every=spatial_size)
     read_earlier_epochs(run, loader, read, steps * passes, world)
     return loader
@@ -130,8 +130,8 @@ def generated_otherwise(facts: Mapping[str, Any], simulation: Simulation) -> str
 
 
 def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> None:
-    """Raise UserError unless a device can decode the data set, which must be encoded by one of ``codecs``, the
-    preferred one first. ``without``: the format of a data set without a codec."""
+    """Raise UserError unless a device can decode the data set, which must be encoded by one of ``codecs``, with
+    the preferred codec first. ``without``: the format of a data set without a codec."""
     if (codec := dataset.facts.get("codec", without)) not in codecs:
         raise UserError(
             f"{dataset.root} is in format {codec}, but loading.decode=device requires {' or '.join(codecs)}; "
@@ -141,8 +141,8 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
 
 def format_of(run: Run, dataset: Manifest, staged: Path | None, world: World) -> dict[str, Any]:
     """How a data set is stored and shuffled, for the log: its codec and error bound, this machine's decoder, the
-    number of samples per file if they were packed before the run, the version of their generator, and the scope of
-    the shuffle. ``staged``: the folder that the data set is staged to; None if it is read in place."""
+    number of samples per file if they were packed before the run, the version of the data set's generator, and the
+    scope of the shuffle. ``staged``: the folder that the data set is staged to; None if it is read in place."""
     how = run.staging
     names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT, "generator")
     return (

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class WaitingStep(Generic[T]):
-    """A step ``(x, y) -> answer(samples in x)`` that takes ``seconds``. With a ``world``, its ranks synchronise in
-    every ``passes``-th call, as they would in the all-reduce of a step."""
+    """A step ``(x, y) -> answer(number of samples in x)`` that takes ``seconds``. With a ``world``, its ranks
+    synchronise in every ``passes``-th call, as they would in the all-reduce of a step."""
 
     def __init__(
         self, seconds: float, answer: Callable[[int], T], world: World | None = None, passes: int = 1

@@ -61,8 +61,8 @@ def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
 def mean_quality(
     results: Sequence[tuple[SupportsFloat, SupportsFloat]], world: World, *, counts: bool = True
 ) -> float:
-    """The mean over all ranks of an evaluation. ``results``: for each batch of this rank, a sum and the number of
-    values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
+    """The mean of an evaluation's values over all ranks. ``results``: for each batch of this rank, a sum and the
+    number of values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
     own = [total([result[i] for result in results]) for i in range(2)]
     whole, number = world.sum(own if counts else (0, 0))
     return float(whole / number)
@@ -74,13 +74,13 @@ def total(values: Sequence[Any]) -> float:
 
 
 def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
-    """Record the value of the target's metric after ``epoch``. An emulated run has none."""
+    """Record the value of the target's metric after ``epoch``. An emulated run records no value."""
     if not run.emulation.enabled:
         log.metric(run.target.metric, quality, epoch=epoch)
 
 
 def checkpoint(run: Run, log: RunLog, epoch: int, save: Callable[[], None]) -> None:
-    """``save`` the state if a checkpoint is due after ``epoch``, or, in a study, after its steps."""
+    """Call ``save`` if a checkpoint is due after ``epoch`` or, in a study, after the study's steps."""
     every = run.training.checkpoint_epochs
     if every and epoch % every == 0:
         with log.span("checkpoint", epoch=epoch):
@@ -100,9 +100,10 @@ def log_epoch(
 ) -> None:
     """Record what ``epoch`` trained on, and print its line. Called by all ranks.
 
-    ``samples``: number over all ranks; ``bytes_read``: by this rank; ``rate``: learning rate of the last update;
-    ``loss``: mean over steps and ranks; ``quality``: value of the last evaluation, None without one. An emulated
-    run has neither loss nor quality, so only samples, bytes and rate are recorded.
+    ``samples``: number of samples over all ranks; ``bytes_read``: bytes that this rank read; ``rate``: learning
+    rate of the last update; ``loss``: mean over steps and ranks; ``quality``: value of the last evaluation, or
+    None if there was none. An emulated run has neither loss nor quality, so only samples, bytes and rate are
+    recorded.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)

@@ -17,9 +17,9 @@ def require_finite(
     advice: str,
     world: World,
 ) -> None:
-    """Raise UserError on all ranks if a loss of any rank is NaN or infinite, naming the step, its files
-    (``files_of(step)``, counted from 0) and ``advice``. Called by all ranks with the ``losses`` [steps] of their
-    steps in ``epoch``."""
+    """Raise UserError on all ranks if a loss of any rank is NaN or infinite. The message contains the step, the
+    files of that step (``files_of(step)``, counted from 0) and ``advice``. Called by all ranks with the ``losses``
+    [steps] of their steps in ``epoch``."""
     bad = np.flatnonzero(~np.isfinite(losses))
     first_bad = int(bad[0]) if len(bad) else len(losses)
     # The gradients of the first bad loss spoil all ranks' next step, so only that loss is reported.

@@ -24,7 +24,7 @@ def staging(
 ) -> Iterator[Callable[[], None]]:
     """Stage ``dataset`` to ``staged`` (None: it is read in place); ``log`` gets the report as its note "staging".
 
-    Yields a function that every rank calls after every epoch's training, outside its span. With
+    Yields a function that every rank calls after every epoch's training, outside the epoch's span. With
     ``run.staging.overlap``, files are copied while the block runs, and the first call waits, in a span "staging",
     until all have been copied; that span is the part of staging that training did not hide. Otherwise all files
     are copied before the block, and the function does nothing. Raises UserError, the same on all ranks.
@@ -60,13 +60,13 @@ def exchanging(
     world: World,
     log: RunLog,
 ) -> Callable[[int, RankSamples], RankSamples]:
-    """A function that every rank calls before each of ``epochs``, outside its span, with the epoch, counted from
-    1, and the rank's current samples. It returns the rank's samples for that epoch.
+    """A function that every rank calls before each of ``epochs``, outside the epoch's span, with the epoch,
+    counted from 1, and the rank's current samples. It returns the rank's samples for that epoch.
 
     With ``run.staging.exchange`` and several nodes, nodes exchange their training files before every epoch except
     the first, in a span "exchange"; the metric ``exchange_bytes`` counts the bytes that all nodes sent. The space
-    for all epochs is reserved before the first. Otherwise the training samples stay the same; evaluation samples
-    always do. Called by all ranks. Raises UserError, the same on all ranks.
+    for all epochs is reserved before the first epoch. Otherwise the training samples stay the same. Evaluation
+    samples always stay the same. Called by all ranks. Raises UserError, the same on all ranks.
     """
     how = run.staging
     if staged is None or shuffle_scope(how.mode, world.nodes, how.exchange) != "global":

@@ -31,7 +31,7 @@ def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]
 
 
 def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """An exact float32 copy, of the same shape, of samples as a loader delivers them in any of the types."""
+    """An exact float32 copy, of the same shape, of samples in any of the types in which a loader delivers them."""
     if values.dtype == NUMPY["bfloat16"]:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

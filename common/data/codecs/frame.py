@@ -69,8 +69,8 @@ class Frame:
         return UserError(f"{self.where}: {name}{problem}; {_REMEDY}")
 
     def array(self, section: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A section as a one-dimensional array, without copying. Raises UserError if its size is not a multiple of
-        the type's, or is not that of ``length`` items (if given)."""
+        """A section as a one-dimensional array, without copying. Raises UserError if the section's size is not a
+        multiple of the type's size or, if ``length`` is passed, not the size of that many items."""
         kind = np.dtype(dtype)
         if section not in self.sections:
             raise self.error(f"section {section!r} is missing")
@@ -94,7 +94,7 @@ class Frame:
 def pack(
     codec: str, dtype: npt.DTypeLike, shape: tuple[int, ...], sections: Mapping[str, bytes | memoryview]
 ) -> bytes:
-    """The bytes of a frame."""
+    """Encode a frame with these ``sections`` as bytes."""
     kind = np.dtype(dtype)
     assert kind.str in _DTYPES and 1 <= len(shape) <= 4 and len(sections) <= _MOST_SECTIONS
     assert len(codec) <= 16 and all(len(name) <= 8 for name in sections)
@@ -179,8 +179,8 @@ def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is a frame of full length, which a file truncated by a power cut is not. Only the header and
-    the list of sections are read. Raises OSError."""
+    """Return whether a file is a complete frame; a file truncated by a power cut is not. Only the header and the
+    list of sections are read. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES + _SECTION.size * _MOST_SECTIONS)
         size = os.fstat(file.fileno()).st_size

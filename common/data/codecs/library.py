@@ -30,7 +30,7 @@ def load(name: str, distribution: str) -> Any:
 
 
 def pco_compress(array: npt.NDArray[Any]) -> bytes:
-    """A one-dimensional array of 16- or 32-bit numbers, compressed by pcodec; an empty array yields no bytes."""
+    """Compress a one-dimensional array of 16- or 32-bit numbers with pcodec; an empty array yields no bytes."""
     pco = load("pcodec", "pcodec")
     if not array.size:
         return b""
@@ -41,14 +41,15 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
 
 
 def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
-    """The values of ``section``, [length]. Raises UserError if it contains a different number of values."""
+    """Decompress ``section`` to an array [length]. Raises UserError if it contains a different number of
+    values."""
     out = np.empty(length, dtype)
     pco_decompress_into(frame, section, out)
     return out
 
 
 def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, one-dimensional, with ``section``. Raises UserError if the sizes differ."""
+    """Decompress ``section`` into ``out``, which is one-dimensional. Raises UserError if the sizes differ."""
     data = _content(frame, section, empty=not out.size)
     if not out.size:
         return
@@ -79,9 +80,9 @@ def _reason(error: BaseException) -> str:
 
 
 class Compressed:
-    """A codec with one section, ``data``, which ``compress`` makes from an array. ``fill(frame, section, out)``
+    """A codec with one section, ``data``, which ``compress`` creates from an array. ``fill(frame, section, out)``
     decompresses it into ``out``, the array flattened to one axis, and raises UserError if the section does not
-    fill it exactly."""
+    fill ``out`` exactly."""
 
     def __init__(
         self,
@@ -93,11 +94,11 @@ class Compressed:
         self._compress, self._fill = compress, fill
 
     def encode(self, array: npt.NDArray[Any]) -> Sections:
-        """One section with the whole ``array``, which may have any shape."""
+        """Encode ``array``, of any shape, as one section."""
         return {"data": self._compress(as_stored(array).reshape(-1)) if array.size else b""}
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, which has the frame's shape."""
+        """Decode ``frame`` into ``out``, which has the frame's shape."""
         require_order(out)
         frame.require(self.name, out.dtype, out.shape)
         _content(frame, "data", empty=not out.size)
@@ -119,8 +120,8 @@ def _zstd_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
 
 
 def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
-    """The content of ``section``, compressed by zstd. Raises UserError, before allocating, if it is invalid
-    or would exceed ``most`` bytes."""
+    """Decompress ``section`` with zstd. Raises UserError, before allocating memory, if it is invalid or its
+    content would exceed ``most`` bytes."""
     zstd = load("zstandard", "zstandard")
     data = frame.sections[section]
     try:
@@ -136,8 +137,8 @@ def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
 
 
 def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
-    """The frame with its ``sections``, which zstd compressed, decompressed. Raises UserError if one is missing,
-    damaged, or larger than the frame's whole array."""
+    """A copy of ``frame`` in which the ``sections``, compressed by zstd, are decompressed. Raises UserError if a
+    section is missing, damaged, or larger than the frame's whole array."""
     most = frame.dtype.itemsize * prod(frame.shape)
     parts = {}
     for section in sections:
@@ -148,8 +149,8 @@ def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
 
 def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``, or
-    in zfp's lossless mode if it is 0. zfp exceeds some tolerances (for instance with values of 1e-29), so the
-    caller must verify the error. Raises UserError for other values."""
+    in zfp's lossless mode if ``tolerance`` is 0. zfp exceeds some tolerances (for instance with values of 1e-29),
+    so the caller must verify the error. Raises UserError if a value is not finite."""
     if not np.isfinite(plane).all():
         raise UserError("zfp supports only finite values; use another codec")
     zfp = load("zfpy", "zfpy")
@@ -163,7 +164,7 @@ def zfp_decompress(
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``zfp_compress``; returns an array of ``shape``, [rows, columns]. Raises UserError if the section
     is missing or empty. zfp itself validates nothing: it turns a damaged stream into wrong values, and reads
-    beyond the end of a short one."""
+    beyond the end of a truncated one."""
     if not 0 <= tolerance < np.inf:
         raise frame.error("contains an invalid tolerance", "limits")
     data = _content(frame, section, empty=False)
@@ -179,8 +180,8 @@ def zfp_decompress(
 
 
 def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
-    """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``,
-    which the caller must verify. Raises UserError for other values."""
+    """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``; the
+    caller must verify the error. Raises UserError if a value is not finite."""
     if not np.isfinite(plane).all():
         raise UserError("sz3 supports only finite values; use another codec")
     pysz = load("pysz", "pysz")
@@ -195,13 +196,13 @@ def sz3_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``sz3_compress``; returns an array of ``shape``, [rows, columns]. ``tolerance`` is not used,
-    since the stream contains it. Raises UserError if the section is missing or SZ3 refuses it."""
+    since the stream contains it. Raises UserError if the section is missing or SZ3 cannot decompress it."""
     data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
     pysz = load("pysz", "pysz")
     try:
         out: npt.NDArray[np.float32]
         out, _ = pysz.sz.decompress(data, np.float32, shape)
-    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # made by Cython from C++'s
+    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # C++ exceptions, converted
         raise frame.error(f"not readable by SZ3: {_reason(error)}", section) from error
     if out.shape != shape:
         raise frame.error(f"holds a plane of {out.shape}, expected {shape}", section)

@@ -93,11 +93,12 @@ def normalise(
     out: npt.NDArray[Any],
     sample_dtype: str,
 ) -> int | None:
-    """``out = (rows - shift) * scale``, rounded to ``sample_dtype``: ``rows`` and ``out`` contiguous [rows, n],
-    which may share memory if both are float32, ``shift`` and ``scale`` float32 [n].
+    """``out = (rows - shift) * scale``, rounded to ``sample_dtype``: ``rows`` and ``out`` are contiguous [rows,
+    n], and may share memory if both are float32; ``shift`` and ``scale`` are float32 [n].
 
-    Returns -1, or the index of the first row with a value that is not finite; that row and all later ones are left
-    unchanged. Returns None, with nothing done, if the library was not compiled.
+    Returns -1 if all values are finite; otherwise the index of the first row with a value that is not, and leaves
+    that row and all later ones of ``out`` unchanged. Returns None and does nothing if the library was not
+    compiled.
     """
     compiled = library()
     if compiled is None:
