@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """The recommended rate over the workload's own."""
+        """The ratio of the rate with the recommended settings to that with the workload's own."""
         return self.recommended.rate / self.own.rate
 
     @property
@@ -118,7 +118,7 @@ class Sweep:
         return planned
 
     def workload(self, chosen: Sequence[str] = ()) -> Workload:
-        """The workload with the sweep's settings and those ``chosen``."""
+        """The workload with the sweep's settings and the ``chosen`` ones."""
         return load.load(self.source, [*self.settings, *chosen])
 
     def measure(self, points: Sequence[Point], name: str) -> None:
@@ -180,8 +180,8 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:
     """Compare runs of ``mlhpc run`` for the workload's benchmark on its data set ``data``: with the workload's own
     loading settings, and with those recommended, on files converted to the recommended compression. A run has one
-    epoch, steps of the workload's length, and dropped caches. Raises UserError if a setting has no counterpart
-    there."""
+    epoch, steps of the workload's length, and dropped caches. Raises UserError if a setting has no counterpart in
+    ``mlhpc run``."""
     require_counterparts(sweep, data)
     workload, chosen = sweep.workload(), dict(setting.split("=", 1) for setting in settings)
     converted = data

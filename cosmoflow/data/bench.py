@@ -12,7 +12,7 @@ _REDSHIFTS = 4
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files of the first ``samples`` training samples. Raises UserError."""
+    """The files of the first ``samples`` training samples. Raises UserError if there are none."""
     return sorted({file_of(sample) for sample in list_samples(data / "train")[:samples]})
 
 

@@ -42,7 +42,7 @@ _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Universe:
-    """A raw file, the prefix of its samples' names, and the samples' folder."""
+    """A raw file, the prefix of the names of its samples, and the folder for these samples."""
 
     path: Path
     name: str
@@ -50,7 +50,7 @@ class Universe:
 
 
 class Division(TypedDict, total=False):
-    """How raw universes are divided: ``sample``: voxels along a side of a sample (default: 128); ``validation``:
+    """How raw universes are divided. ``sample``: voxels along a side of a sample (default: 128). ``validation``:
     fraction of the universes held out for validation (default: 1/9)."""
 
     sample: int

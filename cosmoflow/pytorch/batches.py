@@ -1,5 +1,5 @@
-"""The loader's batches as tensors on the host, or on the device if they are decoded there: then keys and tables of
-the lookup-table codec are transferred, and one look-up decodes a batch."""
+"""The loader's batches as tensors on the host, or on the device if they are decoded there; in that case, keys and
+tables of the lookup-table codec are transferred, and one look-up decodes a batch."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from mlhpc.cosmoflow.data.source import Batch
 
 
 def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], TensorPair]:
-    """A function that converts a batch of the loader to ``x``, of type ``sample_dtype``, and ``y``."""
+    """Return a function that converts a batch of the loader to the tensors ``x``, of type ``sample_dtype``, and
+    ``y``."""
     move = mover(device)
 
     def as_tensors(batch: Batch) -> TensorPair:
@@ -48,8 +49,8 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
 
 
 def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: torch.device) -> None:
-    """Before the clock starts, decode batches of samples of ``shape``, each of which is one block, and page-lock
-    memory for the keys of batches."""
+    """Decode batches of zeros, whose samples have ``shape`` and consist of one block, and page-lock memory for the
+    keys of batches; called before the clock starts."""
     convert = converter(sample_dtype, device)
     voxels, table = (
         np.full(samples, math.prod(shape[:3])),

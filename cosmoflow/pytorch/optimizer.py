@@ -27,7 +27,8 @@ class KerasSGD(torch.optim.Optimizer):
     """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
 
     PyTorch's SGD applies the rate outside v, which makes a difference after a change of the rate. This class never
-    waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are overwritten.
+    waits for a GPU: with a GradScaler, steps with non-finite gradients are skipped on the device. The gradients
+    are overwritten.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: Tensor, *, momentum: float) -> None:

@@ -35,6 +35,6 @@ def _turned(sample: Tensor, symmetry: int) -> Tensor:
 
 
 def _typed(array: Any, sample_dtype: str) -> Any:
-    """``array`` in TensorFlow's type for ``sample_dtype``. NumPy has no bfloat16, so the loader's arrays hold its
-    bits."""
+    """``array`` in TensorFlow's type for ``sample_dtype``. NumPy has no bfloat16, so the loader's arrays contain
+    such values as raw bits."""
     return array.view(tf.bfloat16.as_numpy_dtype) if sample_dtype == "bfloat16" else array

@@ -6,8 +6,8 @@ forward pass 6 ms; the input gradient of a depthwise convolution with stride 2 i
 as its forward pass; the weight gradient of a deconvolution takes twice as long. The gradient of a 1 x 1
 convolution with stride 2 writes out of bounds for some shapes in float32 (8 channels to 16, 5 samples of 16 x 24,
 channels last, two threads: the process aborts in free()). The weight gradient of a dilated convolution over all
-channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products that make it
-up.
+channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products of which it
+consists.
 """
 
 from typing import Any
@@ -37,8 +37,8 @@ class CpuDepthwise(Depthwise):
 
 
 class CpuSeparable(Separable):
-    """``Separable``. With ``stride`` 1, the activation between the two convolutions is not kept for the backward
-    pass but recomputed, which takes about as long as allocating fresh memory for it would."""
+    """Like ``Separable``, but with ``stride`` 1, the activation between the two convolutions is not kept for the
+    backward pass: it is recomputed, which takes about as long as allocating fresh memory for it would."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
@@ -153,7 +153,7 @@ class _RecomputedSeparable(torch.autograd.Function):
 
 class _Dilated(torch.autograd.Function):
     """A dilated convolution over all channels. The gradient of a tap's weights is one matrix product of the input
-    and the output's gradient, over the pixels inside the image that the tap reads."""
+    and the output's gradient, over those pixels that the tap reads inside the image."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:

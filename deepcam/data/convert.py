@@ -1,8 +1,7 @@
 """Converts samples to another format: .npy pairs (``data-*.npy`` with the field, ``label-*.npy`` with the mask),
 or ``data-*.mlc``, encoded by a codec.
 
-A .npy file can be read without a library, and its mask has one byte per pixel, whereas the published one has
-eight.
+A .npy file can be read without a library, and its mask has one byte per pixel, whereas published masks have eight.
 """
 
 import os
@@ -245,8 +244,8 @@ def _read(
 
 
 def _is_kept(written: Path, size: int | None, modified_ns: int) -> bool:
-    """Whether a file exists, is complete (judging by ``size``, or by its own header if that is None), and has its
-    source's modification time."""
+    """Return whether a file exists, is complete (judging by ``size``, or by the file's header if ``size`` is
+    None), and has its source's modification time."""
     try:
         status = written.stat()
         if size is None and not frame.is_whole(written):

@@ -80,8 +80,8 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
 
 
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The field [rows, columns, channels] and the labels [rows, columns], read by the library, which is slower.
-    For files for which ``locate`` returns None."""
+    """The field [rows, columns, channels] and the labels [rows, columns], read by the HDF5 library, which is
+    slower; for files for which ``locate`` returns None."""
     with reading(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 
@@ -140,8 +140,8 @@ CHANNELS = (
 
 
 def channel_name(channel: int, channels: int) -> str:
-    """The name of ``channel``, counted from 0, for messages; it includes the published name if there are
-    sixteen."""
+    """The name of ``channel``, counted from 0, for messages; it includes the published name if there are sixteen
+    channels."""
     return f"channel {channel}" + (f" ({CHANNELS[channel]})" if channels == len(CHANNELS) else "")
 
 

@@ -131,10 +131,11 @@ def update(
     weight_decay: float,
     go: Tensor | None,
 ) -> None:
-    """One step of these tensors, in place; ``gradients`` are overwritten, and taken to be 0 if ``go`` is 0.
+    """Update these tensors once, in place; ``gradients`` are overwritten, and taken to be 0 if ``go`` is 0.
 
-    ``factors`` are scalars: of the gradients (with b3 in it, for which ``square`` makes up), b1, b2, of
-    sqrt(v), added to it (both with the correction of m in them), and the rate.
+    ``factors`` are scalars, in this order: the factor of the gradients, which includes b3 (``square`` makes up for
+    it in v); b1; b2; the factor of sqrt(v) and the term added to it, which both include the bias correction of m;
+    and the learning rate.
     """
     of_gradient, beta1, beta2, of_root, to_root, rate = factors
     torch._foreach_mul_(gradients, of_gradient)

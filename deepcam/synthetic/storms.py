@@ -16,7 +16,7 @@ WARM_SEA = 299.5
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What all storms of a sample together add to the weather; each field is ``[rows, columns]``."""
+    """The sum of what a sample's storms add to the weather; each field is ``[rows, columns]``."""
 
     pressure: Field
     """Pressure of rivers, Pa; the wind along them follows by geostrophy."""

@@ -27,7 +27,8 @@ RECORD = ".iobench.json"
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a file system. Only a folder's page cache and device are on this machine."""
+    """A folder of a file system. Unlike object stores, folders have a page cache, and maybe a device, on this
+    machine."""
 
     root: Path
 
@@ -64,7 +65,8 @@ class Folder:
         claim_folder(self.root, dict(record), RECORD)
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
-        """The files among ``names`` that do not exist or are not ``is_whole``. Creates their folders."""
+        """The files among ``names`` that do not exist or for which ``is_whole`` returns False. Creates their
+        folders."""
         return missing(self.root, names, lambda name: is_whole(self.root / name, name))
 
     def present(self, split: str) -> set[str]:
@@ -106,5 +108,5 @@ class Folder:
         direct: bool = False,
         streaming: bool = False,
     ) -> CountedFile:
-        """A file whose reads are counted."""
+        """Open a file whose reads are counted."""
         return CountedFile(self.root / name, statistics, transfer, direct, streaming)

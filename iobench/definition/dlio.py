@@ -38,8 +38,8 @@ class BadKey(Exception):
 
 
 def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[Keys, Keys]]:
-    """The tables of a ``Workload``, and the position of each key in DLIO's file. ``name``: the workload's name if
-    the file does not state one.
+    """Convert a DLIO file to the tables of a ``Workload``; also returns the position of each key in DLIO's file.
+    ``name``: the workload's name if the file does not state one.
 
     Raises BadKey for values that this tool does not emulate.
     """
@@ -183,8 +183,8 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_bytes(table: dict[str, Any]) -> Any:
-    """The bytes of a sample: from ``record_dims`` and ``record_element_type`` of releases after 2.0.0, otherwise
-    the record length."""
+    """The size of a sample in bytes: computed from ``record_dims`` and ``record_element_type`` (releases after
+    2.0.0), otherwise the record length."""
     dims, kind = table.get("record_dims"), table.get("record_element_type", "uint8")
     if not dims:
         return _either(table, "record_length_bytes", "record_length", 64 * 1024)
@@ -202,8 +202,8 @@ def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
 
 
 def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
-    """How the loader reads: PyTorch's draws samples and opens each one's file; TensorFlow's goes through the files
-    one by one and shuffles samples in memory."""
+    """How the loader reads: PyTorch's loader draws samples and opens the file of each; TensorFlow's goes through
+    the files one by one and shuffles samples in memory."""
     kind, shuffled = dataset.get("format", "tfrecord"), {}
     resized = _either(dataset, "record_length_bytes_resize", "record_length_resize", 0)
     for key in ("file_shuffle", "sample_shuffle"):
@@ -277,8 +277,9 @@ def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> d
 
 
 def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
-    """Bytes of each file of a checkpoint: model, optimizer, and one per layer, all layers with the same
-    parameters. Releases after 2.0.0 have a table ``model``, and no layers unless these are listed."""
+    """The size in bytes of each file of a checkpoint: one for the model, one for the optimizer, and one per layer;
+    all layers have the same parameters. Releases after 2.0.0 have a table ``model``, and no layers unless these
+    are listed."""
     size = model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240)))
     groups, layers = table.get("optimization_groups", []), table.get("layer_parameters")
     if layers is None:

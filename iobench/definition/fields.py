@@ -33,7 +33,7 @@ class Duration(FrozenModel):
     """Seconds that are constant or drawn from a distribution, with the same parameters as in DLIO's files.
 
     ``normal``: mean and stdev; ``uniform``: min and max; ``gamma``: shape and scale; ``exponential``: scale, which
-    is the mean; ``poisson``: lam events on average of ``scale`` seconds each. Draws below 0 count as 0.
+    is the mean; ``poisson``: lam events on average of ``scale`` seconds each. Negative draws count as 0.
     """
 
     type: Literal["normal", "uniform", "gamma", "exponential", "poisson"] = "normal"
@@ -61,7 +61,7 @@ class Duration(FrozenModel):
 
     @property
     def expected(self) -> float:
-        """The mean in seconds, before draws below 0 are cut off."""
+        """The mean in seconds, before negative draws are replaced by 0."""
         return float(_DISTRIBUTIONS[self.type].mean(self))
 
     @property

@@ -44,7 +44,7 @@ class Official:
         return self.round == "v3.0"
 
     def accelerator(self, workload: Workload) -> str | None:
-        """The accelerator with the step time of ``workload``."""
+        """The accelerator with the batch size and step time of ``workload``; None if there is none."""
         steps = (workload.reader.batch_size, workload.train.computation.expected)
         constant = workload.train.computation.constant
         return next((name for name, own in self.accelerators.items() if constant and own == steps), None)
@@ -74,8 +74,8 @@ _FREE = {
 
 
 def official(workload: Workload) -> Official | None:
-    """The official workload with the name of ``workload``, from the round that has its accelerator, or else from
-    the last round."""
+    """The official workload of the same name as ``workload``, from the round that lists the accelerator of
+    ``workload``, or else from the latest round; None if there is none."""
     if workload.suite == "mlhpc":
         return None
     name = workload.name.removeprefix("mlperf_")
@@ -190,7 +190,8 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
 
 
 def _fixed(workload: Workload) -> dict[str, Any]:
-    """All keys of a workload whose values must equal those in the round's file, with JSON values."""
+    """All keys of a workload whose values must equal those in the round's file, by name, with values as in
+    JSON."""
     tables = workload.model_dump(mode="json", include=set(_TABLES))
     return {
         f"{table}.{key}": value

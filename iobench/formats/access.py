@@ -70,7 +70,7 @@ class CountedFile:
         statistics.open_s += clock() - start
 
     def _begin(self, path: Path | str, statistics: ReadStatistics, transfer: int, streaming: bool) -> None:
-        """Initialisation that subclasses with other storage need as well. ``path`` is for messages."""
+        """Initialise what subclasses for other kinds of storage need as well. ``path`` is for messages."""
         self.path = path
         self._statistics = statistics
         self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
@@ -146,7 +146,7 @@ class CountedFile:
         )
 
     def _from_window(self, offset: int, out: Bytes) -> int:
-        """Copy bytes from ``offset`` on out of the window; returns their number."""
+        """Copy bytes out of the window, starting at ``offset``; returns their number."""
         start = offset - self._window_at
         if not 0 <= start < len(self._window):
             return 0

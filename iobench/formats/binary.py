@@ -17,7 +17,7 @@ INDEX = (".off.idx", ".sz.idx")
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the bytes of the samples."""
+    """Write the samples, one after the other."""
     for number, size in enumerate(sizes.tolist()):
         write_all(fd, make_sample(number, size).data)
 
@@ -44,7 +44,7 @@ class Samples(formats.Samples):
     """Reads samples by their positions."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """Raises UserError if one of DLIO's files has another number of samples."""
+        """Raises UserError if one of DLIO's files has a different number of samples."""
         self._images = dataset.layout == "dlio"
         super().__init__(file, equal_sizes(file, len(sizes)) if self._images else sizes, dataset)
 

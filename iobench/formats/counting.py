@@ -1,7 +1,7 @@
 """Counts a thread's reads with negligible overhead.
 
 Only the end time of each read is noted: a read begins when the previous read of its run ends, and its position
-follows from the run. The notes take a fixed amount of memory, and many are counted at once.
+follows from the run. The noted times take a fixed amount of memory, and many of them are processed at once.
 """
 
 import struct
@@ -41,7 +41,7 @@ class ReadEvent(NamedTuple):
 
 
 class Activity:
-    """Time in which at least one thread was reading, and the part in which the training loop was waiting.
+    """Time in which at least one thread was reading, and the part of it in which the training loop was waiting.
     Complete once the threads have reported their reads (``ReadStatistics.settle``).
 
     Times before the last reported read of the slowest thread are summed and discarded, so that memory does
@@ -79,7 +79,7 @@ class Activity:
             self._handed_in[number] = np.inf
 
     def waiting(self, waiting: bool) -> None:
-        """Note whether the loop waits for a batch from now on."""
+        """Note whether, from now on, the training loop is waiting for a batch."""
         now = clock()
         if self._waiting_since is not None:
             self._waits.append((self._waiting_since, now))
@@ -183,11 +183,11 @@ class Timeline:
 
 @dataclass
 class ReadStatistics:
-    """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the
-    previous read of that file, consecutive if exactly there.
+    """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the previous
+    read of that file, and consecutive if it starts exactly there.
 
-    Opens, calls and bytes are always up to date, for other threads as well; all else is up to date after
-    ``settle``.
+    The counts of opens, calls and bytes are always up to date, for other threads as well; everything else is up to
+    date after ``settle``.
     """
 
     activity: Activity = field(default_factory=Activity)

@@ -108,7 +108,8 @@ class Format:
         return length == int(lengths.get(self.name, sizes.sum)())
 
     def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-        """A reader of the samples of ``file``, whose bytes are ``sizes``, [samples]. Raises UserError."""
+        """A reader of the samples of ``file``, which have ``sizes`` bytes, [samples]. Raises UserError if the
+        format's library is missing or the file is invalid."""
         reader: Samples = self.load().Samples(file, sizes, dataset)
         return reader
 
@@ -129,7 +130,8 @@ _FORMATS = {
 
 
 def equal_sizes(file: CountedFile, samples: int) -> Sizes:
-    """Bytes of each sample in a file of ``samples`` equal samples, [samples]. Raises UserError."""
+    """Bytes of each sample in a file of ``samples`` equal samples, [samples]. Raises UserError if the samples are
+    not of equal size."""
     if not file.size or file.size % samples:
         raise UserError(
             f"{file.path}: {file.size} bytes cannot be {samples} samples of equal size; regenerate it"

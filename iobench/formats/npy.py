@@ -51,17 +51,17 @@ def parse(data: Bytes) -> Bytes:
 
 
 def _read_header(data: Bytes) -> tuple[tuple[int, ...], bool, Any, int]:
-    """Shape, whether in Fortran order, type, and position of the values."""
+    """The array's shape, whether it is in Fortran order, its type, and the position of its values."""
     stream = io.BytesIO(data.tobytes())
     _format.read_magic(stream)
     return *_format.read_array_header_1_0(stream), stream.tell()
 
 
 class Samples(formats.Samples):
-    """The array is read with the first requested sample; the others are then in memory."""
+    """Reads the whole array when the first sample is requested; the other samples are then in memory."""
 
     def read(self, number: int) -> Bytes:
-        """The part of the array that is sample ``number``. Raises UserError if the file's array is not as
+        """The part of the array that contains sample ``number``. Raises UserError if the file's array is not as
         expected."""
         if self._array.ndim > 1:
             part: Bytes = self._array[..., number]
@@ -89,9 +89,9 @@ class Samples(formats.Samples):
         return array
 
     def _loaded(self) -> Bytes:
-        """Reads in the same calls as ``np.load``: a block for the header, then ``np.fromfile``, which positions
-        the C stream, fills its buffer of one block, reads whole blocks, and reads the rest through the buffer
-        (glibc 2.36)."""
+        """Read the array with the same calls as ``np.load``: a block for the header, then ``np.fromfile``, which
+        positions the C stream, fills its buffer of one block, reads whole blocks, and reads the rest through the
+        buffer (glibc 2.36)."""
         file, block = self._file, self._file.block_bytes
         data = np.empty((file.size // block + 2) * block, np.uint8)
         file.read_some(0, data[:block])

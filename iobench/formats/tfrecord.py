@@ -1,8 +1,8 @@
 """TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream per file.
 In DLIO's layout the feature is ``image``, next to an integer ``size``.
 
-The positions of records follow from the sizes of the samples or, in DLIO's layout with its equally long records,
-from the size of the file, so any record can be read without an index.
+The positions of records follow from the sizes of the samples or, in DLIO's layout, whose records have equal
+lengths, from the size of the file, so any record can be read without an index.
 """
 
 import math

@@ -14,7 +14,7 @@ from mlhpc.iobench.report.record import problem
 
 
 def read_result(run: Path) -> dict[str, Any]:
-    """The ``result.json`` of a run. Raises UserError if it is missing or not an emulation's."""
+    """The ``result.json`` of a run. Raises UserError if it is missing or does not come from an emulation."""
     path = run / "result.json"
     try:
         result = read_object(path, os.O_NOFOLLOW)

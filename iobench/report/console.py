@@ -109,7 +109,7 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _second(bound: Mapping[str, Any]) -> str:
-    """A text on the largest loss, if it is not the binding resource."""
+    """The end of the sentence on the binding resource: the largest loss, if that is a different resource."""
     loss = bound["loss"]
     if loss is None:
         return ", storage keeps up" if bound["resource"] == "compute" else ""

@@ -48,7 +48,7 @@ def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similari
 
 
 def cosine(differences: Mapping[str, float]) -> float:
-    """S from the differences alone: of the two normalised values of a factor, one is 1 and the other 1 -
+    """S, computed from the differences alone: of the two normalised values of a factor, one is 1 and the other 1 -
     |difference|."""
     if not differences:
         raise ValueError("no factor to compare")

@@ -1,4 +1,4 @@
-"""An emulation over time, as in figures 1 to 8 of the paper "DLIO": bytes moved, and what ranks do meanwhile."""
+"""An emulation over time, as in figures 1 to 8 of the paper "DLIO": bytes moved, and what the ranks are doing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

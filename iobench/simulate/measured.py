@@ -90,7 +90,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
 
 
 def _share(rate: Callable[[int, float], float], measured: float) -> float:
-    """The exclusive share of a read, found by bisection: the larger it is, the slower are two ranks."""
+    """The exclusive share of a read, found by bisection: the larger this share, the slower are two ranks."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         share = (low + high) / 2
