@@ -72,7 +72,8 @@ class Comparison:
 
     @property
     def confirmed(self) -> bool:
-        """Whether every run with the recommended settings was faster than every run with the workload's own."""
+        """Return whether every run with the recommended settings was faster than every run with the workload's
+        own."""
         return min(self.recommended.rates) > max(self.own.rates)
 
     def record(self) -> dict[str, Any]:

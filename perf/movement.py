@@ -1,4 +1,4 @@
-"""What moving bytes costs: Ibrahim et al. 2021, section V-C and figure 4, and the input path of a step.
+"""The cost of moving data (Ibrahim et al. 2021, section V-C and figure 4), and the input path of a step.
 
 The gap of a byte is the bandwidth of the accelerator's own memory divided by the bandwidth at which the byte
 moves. The cost of a sample is bytes times gap, summed over model and activations, the sample itself, and the
@@ -23,8 +23,8 @@ def gap(machine: Machine, bandwidth: float) -> float:
 @dataclass(frozen=True)
 class Costs:
     """Cost of moving one sample's data, as the equivalent number of bytes of accelerator memory traffic (figure
-    4). ``sample``: the cost over the host's link, and that of reading from the data set's storage; None if the
-    machine file has no figure for it."""
+    4). ``sample``: the cost over the host's link, and the cost of reading from the data set's storage, which is
+    None if the machine file has no figure for it."""
 
     activations: float
     sample: tuple[float | None, float | None]
@@ -73,8 +73,8 @@ def gaps(machine: Machine) -> dict[str, float]:
 
 
 def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
-    """Seconds in which a node reads a sample: it opens the files, then reads what is not in memory. None if the
-    machine file has no rate for ``tier``."""
+    """Seconds that a node takes to read a sample: to open its files, then to read what is not in memory. None if
+    the machine file has no rate for ``tier``."""
     if not tier.read:
         return size.files * tier.opening or None
     return size.files * tier.opening + size.stored * (1 - tier.cached) / tier.read

@@ -72,7 +72,7 @@ class Published:
 
     @property
     def is_early(self) -> bool:
-        """Whether the row was known when the model was made."""
+        """Return whether the row was known when the model was made."""
         return self.use in ("fit", "test")
 
     @property
@@ -127,7 +127,7 @@ class Published:
 
     @cached_property
     def machine(self) -> Machine:
-        """The machine that lists in ``systems`` the beginning of this set's system_desc_id. Raises UserError if
+        """The machine whose ``systems`` include the beginning of this set's system_desc_id. Raises UserError if
         there is none."""
         named = re.sub(r"\W", "", self.system.lower())
         for system in _machines():
@@ -198,7 +198,7 @@ class _Cells:
         return value
 
     def maybe(self, key: str, factor: float = 1.0) -> float | None:
-        """``factor`` times the number; None for an empty cell."""
+        """The cell's number, multiplied by ``factor``; None for an empty cell."""
         value = self.number(key, optional=True) * factor
         return None if math.isnan(value) else value
 

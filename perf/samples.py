@@ -29,7 +29,7 @@ class SampleBytes:
 
 
 def sample_bytes(run: Run) -> SampleBytes:
-    """The bytes of a sample in ``run``'s data set. Samples of other than the official shape are scaled by their
+    """The sizes of a sample in ``run``'s data set. If the shape is not the official one, they are scaled by the
     number of values.
 
     Values are delivered in ``loading.sample_dtype``, ResNet-50's in float32. Samples that a GPU decodes

@@ -279,7 +279,7 @@ class _Alike:
 
 
 def _holds_samples(source: Path) -> bool:
-    """Whether the first file of ``source``, sorted by path, is a sample, judging by its first bytes."""
+    """Return whether the first file of ``source``, sorted by path, is a sample, judging by its first bytes."""
     for folder in FOLDERS:
         files = sorted(path for path in (source / folder).glob("*") if not path.name.startswith("."))
         if files:

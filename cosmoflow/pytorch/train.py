@@ -185,7 +185,7 @@ def _steps(
     local_batch_size: int,
     log: RunLog,
 ) -> Steps[tuple[torch.Tensor, int]]:
-    """The steps, compiled and warmed up on zeros for every resolution at which the run trains."""
+    """Compile the steps and warm them up on zeros, for every resolution at which the run trains."""
     training, shape, model = run.training, run.data.sample_shape, state[0]
     if run.emulation.enabled:
         return waiting_steps(run, state[3], lambda samples: (math.nan, samples))

@@ -156,7 +156,7 @@ def _require_folders(source: Path, out: Path) -> None:
 
 
 def _is_read(name: str) -> bool:
-    """Whether a file of the source is a sample or the statistics, judging by its relative path."""
+    """Return whether a file of the source is a sample or the statistics, judging by its relative path."""
     return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
 
 

@@ -43,7 +43,7 @@ class Layout:
     metadata: tuple[tuple[int, bytes], ...]
 
     def is_that_of(self, fd: int) -> bool:
-        """Whether the open file ``fd`` has this layout: the same size and metadata."""
+        """Return whether the open file ``fd`` has this layout: the same size and metadata."""
         return os.fstat(fd).st_size == self.size and all(
             os.pread(fd, len(content), offset) == content for offset, content in self.metadata
         )

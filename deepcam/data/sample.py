@@ -37,8 +37,8 @@ _BLOCK = 1 << 20  # bytes in a block of rows; the blocks of two threads fit in a
 
 
 def is_sample(path: str) -> bool:
-    """Whether a file of a data set represents a sample: ``data-*.h5``, ``data-*.npy`` (which has a mask file), or
-    ``data-*.mlc``, which a codec has encoded."""
+    """Return whether a file of a data set represents a sample: ``data-*.h5``, ``data-*.npy`` (which has a mask
+    file), or ``data-*.mlc``, which a codec has encoded."""
     return path.rpartition("/")[2].startswith("data-") and path.endswith(_SUFFIXES)
 
 

@@ -91,7 +91,7 @@ class DeepCamSource(Source[TensorPair]):
 
     def deliver(self, finished: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
         """The batch with channels as the second axis, in the type ``sample_dtype`` (only DALI's batches, which are
-        float32, are converted), and its size in bytes."""
+        float32, are converted), and the number of bytes that it has in storage."""
         (x, y), size = finished
         return (x.permute(0, 3, 1, 2).to(dtype_of(self.loading.sample_dtype)), y), size
 

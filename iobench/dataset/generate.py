@@ -198,8 +198,8 @@ def require_data(dataset: Dataset, root: Root) -> None:
 
 
 def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -> bool:
-    """Whether a recorded data set that differs from ``layout`` in ``keys`` only has more files, with the same
-    names and sizes."""
+    """Return whether a recorded data set that differs from ``layout`` in ``keys`` only has more files, with the
+    same names and sizes."""
     dataset, stored = layout.dataset, {key: recorded.get(key) for key in keys}
     if not set(keys) <= {"files", "eval_files"} or not all(isinstance(n, int) for n in stored.values()):
         return False

@@ -60,7 +60,7 @@ class Layout:
 
     @property
     def is_dlio(self) -> bool:
-        """Whether the files are laid out and named as by DLIO."""
+        """Return whether the files are laid out and named as by DLIO."""
         return self.dataset.layout == "dlio"
 
     def folder(self, split: Split) -> str:

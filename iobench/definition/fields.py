@@ -66,7 +66,7 @@ class Duration(FrozenModel):
 
     @property
     def constant(self) -> bool:
-        """Whether every draw is the same."""
+        """Return whether every draw is the same."""
         return self.type == "normal" and not self.stdev
 
     def draw(self, random: np.random.Generator) -> float:

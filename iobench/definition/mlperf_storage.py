@@ -40,7 +40,7 @@ class Official:
 
     @property
     def results_elsewhere(self) -> bool:
-        """Whether results must be written outside the measured file system."""
+        """Return whether results must be written outside the measured file system."""
         return self.round == "v3.0"
 
     def accelerator(self, workload: Workload) -> str | None:

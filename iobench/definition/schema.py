@@ -103,8 +103,8 @@ NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID an
 
 
 def has_password(url: str) -> bool:
-    """Whether ``url`` has a password before the server's name (``user:secret@``) or, if unambiguous, a user name.
-    Passwords are refused because results record URLs and messages repeat them."""
+    """Return whether ``url`` has a password before the server's name (``user:secret@``) or, if unambiguous, a user
+    name. Passwords are refused because results record URLs and messages repeat them."""
     protocol, named, rest = url.partition("://")
     server = (rest if named else url).partition("/")[0]
     if protocol in ("s3", "s3a"):  # a secret key may contain slashes; an ARN contains colons

@@ -71,7 +71,8 @@ class Storage:
 
     @property
     def has_index(self) -> bool:
-        """Whether each file has index files next to it that state the positions of its samples, as in DLIO."""
+        """Return whether each file has index files next to it that state the positions of its samples, as in
+        DLIO."""
         return self.layout.is_dlio and self.layout.dataset.format == "binary"
 
     def read_index(self, split: Split, file: int, statistics: ReadStatistics) -> None:

@@ -79,7 +79,7 @@ class Format:
         self.load().write(fd, sizes, make_sample, dataset)
 
     def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:
-        """Whether a file written by ``write`` is complete, judged by its length if the sizes determine it,
+        """Return whether a file written by ``write`` is complete, judged by its length if the sizes determine it,
         otherwise by what is at its end. Raises OSError."""
         lengths = {
             "npy": lambda: len(self.load().header(sizes, dataset)) + sizes.sum(),

@@ -66,7 +66,7 @@ class Log:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the times of all reads are known."""
+        """Return whether the times of all reads are known."""
         return all(file.traced is not None for file in self.files)
 
     def reads(self) -> Reads:

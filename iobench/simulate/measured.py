@@ -35,7 +35,7 @@ class Fit:
 
     @property
     def told_apart(self) -> bool:
-        """Whether the two ranks competed enough for storage to determine its capacity."""
+        """Return whether the two ranks competed enough for storage to determine its capacity."""
         low, high = self.exclusive
         return low > LEAST and high <= APART * low
 

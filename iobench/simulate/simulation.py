@@ -153,8 +153,8 @@ class _Simulation:
             self._claim(now, number)
 
     def _needs_metadata(self, sample: int) -> bool:
-        """Whether a metadata server is accessed before this sample of a rank: before the first sample of each
-        file, and before every sample if the workload looks samples up."""
+        """Return whether a metadata server is accessed before this sample of a rank: before the first sample of
+        each file, and before every sample if the workload looks samples up."""
         if self._reader.metadata_bytes or (self._dataset.format == "hdf5" and self._dataset.chunk_bytes):
             return True
         return sample % self._dataset.samples_per_file == 0 if not self._shared else sample == 0

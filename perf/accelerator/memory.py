@@ -147,7 +147,7 @@ def power_of_two(batch: int) -> int:
 
 
 def _reaches_weights(layer: Layer) -> bool:
-    """Whether the layer's input needs a gradient: true for all layers except the first."""
+    """Return whether the layer's input needs a gradient: true for all layers except the first."""
     return any(part.name == "input gradient" for part in layer.passes)
 
 

@@ -65,7 +65,8 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
 
 
 def cost(model: Model, tier: Tier) -> list[Section]:
-    """Figure 4 for a data set in ``tier``, with the points of Ibrahim et al. 2021 if the machine is theirs."""
+    """The cost of moving data, as in figure 4 of Ibrahim et al. 2021, for a data set in ``tier``; with the paper's
+    points if the machine is the paper's."""
     machine, run, network, sample = model.machine, model.run, model.network, model.bytes
     moved = network.traffic(run.training.precision)
     sizes: Any = {"moved": moved, "sample": sample, "gradients": 4 * network.parameters}

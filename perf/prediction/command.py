@@ -92,7 +92,7 @@ def _one(p: Prediction) -> None:
 
 
 def _enlarged(model: Model, p: Prediction) -> None:
-    """Print the figures of the machine that shorten the time to train if doubled."""
+    """Print which figures of the machine would shorten the time to train if doubled, and by how much."""
     console, before = Console(highlight=False), p.total_s[0] if p.total_s else math.inf
     if not math.isfinite(before):
         raise UserError("--what-if requires a time to train, but no epochs are published for this batch size")

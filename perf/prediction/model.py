@@ -39,8 +39,8 @@ _NOTHING: Triple = (0.0, 0.0, 0.0)
 
 
 class Enlarged(NamedTuple):
-    """A ``figure`` of a machine that is made twice as fast or as large, and the time to train in ``seconds`` that
-    results."""
+    """A ``figure`` of a machine that is doubled in speed or size, and the resulting time to train in
+    ``seconds``."""
 
     figure: str
     seconds: float
@@ -52,16 +52,16 @@ MOST_NODES = 2**17
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
     """Predict ``run`` on ``nodes`` of ``machine``, with data staged if it fits. Raises UserError if the run is
-    impossible there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every
-    tier, or a figure missing from the machine file.
+    impossible on these nodes: too many nodes, a batch that cannot be divided or does not fit, a data set larger
+    than every tier, or a figure missing from the machine file.
     """
     return Model(machine, run).at(nodes)
 
 
 def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
     """The time to train on ``nodes`` after doubling each figure of the machine in turn (halving latencies), and on
-    twice as many nodes if possible, the most effective change first. Added capacity is used only if that is
-    faster. Raises UserError if the run is impossible on ``nodes``."""
+    twice as many nodes if possible, the most effective change first. Added capacity is used only if that makes the
+    run faster. Raises UserError if the run is impossible on ``nodes``."""
     machine, rows = model.machine, []
     before = model.at(nodes).total_s or (math.inf,)
     for key, value in machine.figures.items():
@@ -349,8 +349,8 @@ class Model:
     def notes(
         self, nodes: int, together: int, placed: Placement, staging_s: Triple, trained: Triple
     ) -> list[str]:
-        """Notes on accelerators that share a sample, and on staging that takes longer than the epochs in
-        ``trained``."""
+        """Notes on accelerators that share a sample, and on staging that takes longer than all epochs
+        (``trained``)."""
         lines = []
         if together > 1 and self.plan is None:
             lines.append(
@@ -372,7 +372,7 @@ class Model:
 
 
 def with_batch(run: Run, batch: int) -> Run:
-    """``run`` with another global batch size."""
+    """Return a copy of ``run`` with a different global batch size."""
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
     return run.model_copy(update={"hyperparameters": hyperparameters})
 

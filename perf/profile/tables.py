@@ -51,9 +51,9 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are empty
-    without ``ceilings``; ``elsewhere``: why these belong to another machine, or empty; ``counted``: the hardware's
-    counts, if a file of counters was passed.
+    """The shown data from the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are
+    empty without ``ceilings``; ``elsewhere``: why the ceilings belong to a different machine, or empty;
+    ``counted``: the hardware's counts, if a file of counters was passed.
     """
 
     run: Run
@@ -78,7 +78,7 @@ class Shown:
 
     @property
     def side_by_side(self) -> str:
-        """A sentence on operations that ran concurrently; "" if none did."""
+        """A sentence on operations that ran concurrently; an empty string if none did."""
         threads, step = sum(self.parts.values()), self.profile.wall
         if threads <= _SIDE_BY_SIDE * step:
             return ""

@@ -27,8 +27,8 @@ _SHIFT = tuple(np.float32(mean / std) for mean, std in zip(MEAN, STD, strict=Tru
 
 
 class View(NamedTuple):
-    """The box of an image that is resized to ``rows x columns``, the position of the crop in the result, and
-    whether it is mirrored."""
+    """The box of an image that is resized to ``rows x columns``, the position of the crop in the resized box, and
+    whether the crop is mirrored."""
 
     top: int
     left: int
@@ -68,8 +68,8 @@ def evaluation_view(height: int, width: int, size: int) -> View:
 
 
 def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
-    """The ``view``, uint8 ``[3, size, size]``, of an image uint8 ``[3, height, width]``, not yet mirrored.
-    Interpolation is bilinear with antialiasing, as in Pillow.
+    """Crop an image, uint8 ``[3, height, width]``, and resize it to the ``view``, uint8 ``[3, size, size]``, not
+    yet mirrored. Interpolation is bilinear with antialiasing, as in Pillow.
     """
     box = functional.resized_crop(
         pixels, view.top, view.left, view.height, view.width, [view.rows, view.columns], antialias=True

@@ -13,7 +13,8 @@ SIDE = 224
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files that contain the first ``samples`` training images. Raises UserError."""
+    """The files that contain the first ``samples`` training images. Raises UserError if the data set cannot be
+    read."""
     return _chosen(data, samples)[1]
 
 

@@ -106,8 +106,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
 
 
 class _Verified:
-    """``images``, whose files, if they contain one image each, are verified against the checksums ``sums`` before
-    use. TFRecord files contain checksums."""
+    """Reads ``images``. Files that contain one image each are verified against the checksums ``sums`` before use;
+    TFRecord files contain their own checksums."""
 
     def __init__(self, images: Images, sums: Mapping[Path, int]) -> None:
         self._images, self._sums, self.classes = images, sums, images.classes
@@ -130,7 +130,7 @@ def _make_folder(folder: Path) -> None:
 
 
 class Shard(NamedTuple):
-    """A TFRecord file: its name in the data set, and the indices of its images in the split."""
+    """A TFRecord file: its name in the data set, and the indices, within the split, of the images in it."""
 
     name: str
     images: range
