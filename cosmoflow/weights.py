@@ -1,7 +1,7 @@
 """The network's weights in a framework-neutral form and in the form of either framework.
 
 The neutral form is the reference's: one array per weight, in the order of the layers (kernel, then bias). Kernels
-of convolutions are [depth, height, width, in, out], those of dense layers [in, out].
+of convolutions are [depth, height, width, in, out]; kernels of dense layers are [in, out].
 """
 
 import zlib

@@ -247,8 +247,8 @@ def write(
 
 
 def _mlhpc(*words: str) -> None:
-    """Run a command of the suite in a separate process, which ends, together with its ranks, when this one does.
-    Raises UserError with the command's last line if it fails."""
+    """Run a command of the suite in a separate process, which ends, together with its ranks, when the current
+    process ends. Raises UserError with the command's last line if it fails."""
     process = subprocess.Popen(program(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, errors = process.communicate()

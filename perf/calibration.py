@@ -61,7 +61,7 @@ class Efficiency:
 
     @property
     def how(self) -> str:
-        """The origin of the efficiency, in words."""
+        """A phrase that states the origin of the efficiency."""
         family, generation = self.group
         if not self.sets:
             return f"{family}, {generation}"

@@ -55,7 +55,7 @@ _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"),
 
 
 def dimension_of(key: str) -> str:
-    """What the figure ``key`` measures: bytes, bytes/s, FLOP/s, s or a share."""
+    """Return what the figure ``key`` measures: bytes, bytes/s, FLOP/s, s or a share."""
     table, _, name = key.partition(".")
     return _FIGURES[table][name].dimension
 

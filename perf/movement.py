@@ -49,7 +49,7 @@ def costs(
 ) -> Costs:
     """The costs of figure 4 for a data set in ``tier``. ``moved``: bytes of activations and model that a sample
     moves in the accelerator's memory; ``gradients``: bytes of all gradients in float32. A ring of many ranks moves
-    the gradients twice, but in both directions at once, so their gap is that of one network card.
+    the gradients twice, but in both directions at once, so their gap equals that of a single network card.
     """
     link, nic = machine.get("links.host"), machine.get("network.bandwidth")
     read = read_seconds(sample, tier)

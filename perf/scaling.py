@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value with its range; ``how``: a text that says how it was derived."""
+    """A value with its range; ``how``: a phrase that states how the value was derived."""
 
     value: float
     low: float

@@ -129,8 +129,8 @@ class Exchange:
 
     def bytes(self, precision: Precision, *, training: bool) -> int:
         """Bytes per sample. In ``training``, the backward pass also sends the gradients of all halos except the
-        first, since the network's input needs no gradient. Those of gathered slabs are not sent, since every rank
-        computes the whole gradient."""
+        first, since the network's input needs no gradient. The gradients of gathered slabs are not sent, since
+        every rank computes the whole gradient."""
         width = activation_bytes(precision)
         backward = self.others if training else 0
         return 4 * self.first + width * (self.others + self.gathered + backward)

@@ -1,4 +1,5 @@
-"""A 3³ convolution and the pooling after it, for CPUs. Its gradients skip the values that pooling makes zero."""
+"""Computes a 3³ convolution and the max pooling after it on CPUs, with gradients that skip the values set to
+zero."""
 
 import ctypes
 from collections.abc import Callable

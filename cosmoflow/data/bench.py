@@ -17,8 +17,8 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read, or
-    cannot be read with this loader."""
+    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read with
+    this loader."""
     files = list_samples(way.data / "train")[:samples]
     x, y = read_counts(files[0])
     side = round((x.size / _REDSHIFTS) ** (1 / 3))

@@ -54,8 +54,9 @@ class LookupTable:
     def encode(self, array: npt.NDArray[np.int16]) -> Sections:
         """Encode ``array`` [..., values], with up to four values, as sections: ``blocks`` (numbers of voxels and
         groups of each block, uint32), ``tables`` (int16, one after the other), and ``keys8`` and ``keys16`` (the
-        keys of blocks with up to 256 groups, and of the others). With compression, the tables are stored by value
-        in ``tables0``, ``tables1``… (the first values of all groups, then the second values, and so on)."""
+        keys of blocks with up to 256 groups, and the keys of larger blocks). With compression, the tables are
+        stored by value in ``tables0``, ``tables1``… (the first values of all groups, then the second values, and
+        so on)."""
         values = array.shape[-1]
         groups = np.ascontiguousarray(array, "<i2").reshape(-1, values)
         blocks = list(_blocks(groups, by_frequency=self._small))

@@ -258,7 +258,7 @@ class _Alike:
         self._content = RECORD_OVERHEAD + len(blank)
 
     def require(self, path: Path) -> None:
-        """Raise UserError if ``path`` has another format, packer or shape."""
+        """Raise UserError if ``path`` has a different format, packer or shape."""
         with path.open("rb") as file:
             head = file.read(frame.HEAD_BYTES)
             if self.codec in TFRECORD:

@@ -73,7 +73,7 @@ def format_of(path: Path) -> str:
 
 def require_facts(dataset: Manifest) -> None:
     """Raise UserError if a manifest names an unknown codec or declares a lossy codec lossless, since the rules of
-    the closed division rely on this."""
+    the closed division rely on these facts."""
     if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
 

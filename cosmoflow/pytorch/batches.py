@@ -34,8 +34,8 @@ def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], Tens
 
 
 def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """The samples of ``batch``, ``[b, n, n, n, channels]`` in the type ``sample_dtype``, on the device to which
-    ``move`` moves tensors; bit-identical to decoding on the host."""
+    """Decode ``batch`` to ``[b, n, n, n, channels]`` in the type ``sample_dtype``, on the device to which ``move``
+    moves tensors. The result is bit-identical to decoding on the host."""
     # PyTorch has few operations on uint16, so keys are transferred as int16 and made unsigned on the device.
     keys = move(torch.from_numpy(batch.keys.view(np.int16))).int() & 0xFFFF
     starts, voxels = move(torch.from_numpy(batch.starts)), move(torch.from_numpy(batch.voxels))

@@ -35,7 +35,7 @@ def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constex
 @triton.jit
 def _corner(pooled, depth, height, width):
     """For each index ``pooled`` of a pooled voxel, the index of the first of the eight voxels from which it is
-    pooled. The sides are those of the pooled volume."""
+    pooled. ``depth``, ``height`` and ``width`` are the sides of the pooled volume."""
     across = pooled % width
     down = pooled // width % height
     rest = pooled // (width * height)
@@ -75,9 +75,9 @@ def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradient of every voxel, which is that of its pooled voxel or 0, and the ``sums`` of the pooled
-    voxels' gradients, [rows / (ROWS · GROUP), channels]. The pooled volumes do not overlap, so no gradients have
-    to be added in memory."""
+    """Compute the gradient of every voxel, which is the gradient of its pooled voxel, or 0, and the ``sums`` of
+    the pooled voxels' gradients, [rows / (ROWS · GROUP), channels]. The pooled volumes do not overlap, so no
+    gradients have to be added in memory."""
     channels = eights * 8
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
@@ -110,8 +110,8 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
 
 
 def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
-    """``y`` and ``places`` [b, channels, d/2, h/2, w/2] for ``x`` [b, channels, d, h, w], all in channels-last
-    memory layout."""
+    """Compute ``y`` and ``places`` [b, channels, d/2, h/2, w/2] for ``x`` [b, channels, d, h, w], all in
+    channels-last memory layout."""
     pooled = [x.shape[0], x.shape[1], *(side // 2 for side in x.shape[2:])]
     y = torch.empty(pooled, dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
     places = torch.empty_like(y, dtype=torch.uint8)

@@ -244,16 +244,16 @@ def _gather(field: Field, cells: list[Cells], inside: list[Weights]) -> Field:
 
 
 def _kick(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
-    """∫ dt of a kick whose force is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013, equation
-    A.15."""
+    """The integral ∫ dt of a kick whose force is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013,
+    equation A.15."""
     n = COLA_EXPONENT
     pace = at**3 * float(cosmology.expansion(at))
     return float((end**n - begin**n) / (n * at ** (n - 1) * pace))
 
 
 def _drift(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
-    """∫ dt of a drift whose velocity is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013, equation
-    A.14."""
+    """The integral ∫ dt of a drift whose velocity is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013,
+    equation A.14."""
     nodes, weights = gauss_legendre(8)
     a = begin + (end - begin) * (nodes + 1) / 2
     pace = a**3 * cosmology.expansion(a)

@@ -16,8 +16,8 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read, or
-    cannot be read with this loader."""
+    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read with
+    this loader."""
     from mlhpc.benchmarks.deepcam import Loading
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.deepcam.data.source import DeepCamSource

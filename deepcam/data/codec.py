@@ -1,4 +1,4 @@
-"""DeepCAM's codecs by name, and the encoding of a sample as the bytes of a file: the field by a codec, the mask
+"""DeepCAM's codecs by name, and the encoding of a sample as the content of a file: the field by a codec, the mask
 losslessly.
 
 ``delta`` satisfies an error bound that the user sets, and so does ``delta-small``, which also compresses the

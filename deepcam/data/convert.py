@@ -64,8 +64,8 @@ def convert(
     memory, 54 MiB at the published size.
 
     Called by all ranks. Raises UserError, the same on all ranks, if a sample or the statistics are invalid, or
-    missing although the manifest of ``source`` lists them, or if ``out`` cannot be written or contains files in
-    another format or normalised with other statistics.
+    missing although the manifest of ``source`` lists them, or if ``out`` cannot be written or contains files in a
+    different format or normalised with different statistics.
     """
     on_rank0(world, lambda: _require_folders(source, out))
     require_listed(source, world, workers, _is_read)

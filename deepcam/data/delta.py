@@ -80,7 +80,8 @@ def segments_of(kinds: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.in
 
 
 def parse(frame: Frame) -> Lines:
-    """The lines of a frame. Raises UserError if its sections do not fit each other or the frame's shape."""
+    """The lines of a frame. Raises UserError if the frame's sections are inconsistent with each other or with its
+    shape."""
     frame.require(frame.codec, np.float32, frame.shape)
     if len(frame.shape) != 3 or not 0 < frame.shape[1] <= 1 << MOST_LOG2:
         raise frame.error(f"shape {list(frame.shape)} is not that of a field")

@@ -1,4 +1,4 @@
-"""The location of a data set: a folder here, or a prefix in an object store with the same methods (``objects``).
+"""The location of a data set: a folder, or a prefix in an object store, which has the same methods (``objects``).
 
 File names are ``train/00000.npz`` and so on. All methods raise UserError; a folder's ``write``, ``size`` and
 ``read`` also raise OSError.

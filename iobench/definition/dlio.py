@@ -30,7 +30,7 @@ TENSORFLOW_BUFFER = 256 * 1024
 
 
 class BadKey(Exception):
-    """Raised for a value that cannot be converted; ``keys`` is its position in the file."""
+    """Raised for a value that cannot be converted; ``keys`` is the value's position in the file."""
 
     def __init__(self, keys: Keys, problem: str) -> None:
         super().__init__(f"{'.'.join(keys)}: {problem}")

@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
 
 
 def kind_of(workload: Workload) -> str | None:
-    """The kind of loader of a workload; None if it has none."""
+    """The kind of loader that a workload uses; None if it uses none."""
     loader: Loader = workload.reader.loader
     if loader == "none" or workload.dataset is None:
         return None

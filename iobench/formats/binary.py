@@ -49,7 +49,7 @@ class Samples(formats.Samples):
         super().__init__(file, equal_sizes(file, len(sizes)) if self._images else sizes, dataset)
 
     def read(self, number: int) -> Bytes:
-        """The bytes of sample ``number``; in DLIO's layout, read with the same requests as DLIO's reader."""
+        """Read the content of sample ``number``; in DLIO's layout, with the same requests as DLIO's reader."""
         source = buffered(self._file) if self._images else None
         if source is None:
             sample: Bytes = super().read(number)

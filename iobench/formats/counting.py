@@ -133,7 +133,7 @@ class Activity:
 
 
 def union(spans: Spans) -> Spans:
-    """The union of ``spans`` of begin and end, [n, 2], in order and without overlaps."""
+    """The union of ``spans`` (start and end times, [n, 2]) as spans in order and without overlaps."""
     if (spans[1:, 0] > spans[:-1, 1]).all():  # already so for a single thread
         return spans
     begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
@@ -165,7 +165,7 @@ class Timeline:
         self.amounts += np.diff(np.maximum.accumulate(until))  # rounding may make it decrease
 
     def include(self, other: "Timeline") -> None:
-        """Add all of ``other``, which may begin later."""
+        """Add all amounts of the timeline ``other``, which may begin later."""
         begins = other.origin + other.interval_s * np.arange(INTERVALS)
         spans = np.stack([begins, begins + other.interval_s], 1)
         self.add(spans[: other.used], other.amounts[: other.used])

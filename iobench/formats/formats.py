@@ -79,8 +79,8 @@ class Format:
         self.load().write(fd, sizes, make_sample, dataset)
 
     def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:
-        """Return whether a file written by ``write`` is complete, judged by its length if the sizes determine it,
-        otherwise by what is at its end. Raises OSError."""
+        """Return whether a file written by ``write`` is complete, judging by its length if the sizes determine the
+        length, otherwise by opening the file. Raises OSError."""
         lengths = {
             "npy": lambda: len(self.load().header(sizes, dataset)) + sizes.sum(),
             "tfrecord": lambda: self.load().record_sizes(sizes).sum() + RECORD_OVERHEAD * len(sizes),

@@ -1,7 +1,7 @@
-"""NumPy's ``.npy``: a header and the bytes of one uint8 array, which is the file's one sample or, as DLIO writes
-it, [rows, columns, samples].
+"""NumPy's ``.npy``: a header and one uint8 array, which is the file's only sample or, in DLIO's layout, all
+samples, [rows, columns, samples].
 
-Without a transfer size, the file is read in the few calls that NumPy makes; with one, in reads of that size.
+Without a transfer size, the file is read in the same few calls as by NumPy; with one, in reads of that size.
 """
 
 import io
@@ -42,7 +42,8 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def parse(data: Bytes) -> Bytes:
-    """The array in the bytes of an ``.npy`` file, uint8 [bytes], without copying. Raises ValueError."""
+    """The array in the content of an ``.npy`` file, uint8 [bytes], without copying. Raises ValueError if the
+    content is invalid."""
     shape, fortran, kind, start = _read_header(data[:LARGEST_HEADER])
     values = data[start:]
     if kind != np.uint8 or len(values) != math.prod(shape):

@@ -41,7 +41,7 @@ def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def evaluations_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """The same table for evaluations, by the epoch that each evaluation followed."""
+    """A table of evaluations like ``epochs_table``, by the epoch that each evaluation followed."""
     return _times_table("evaluations", "evaluation", evaluations, {})
 
 

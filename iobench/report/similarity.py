@@ -3,7 +3,7 @@ difference.
 
 Devarajan et al. 2021, section V.B: each factor is divided by the larger of its two values, and S
 is the cosine of the two vectors. The cosine is insensitive to an error common to all factors (doubling everything
-gives S = 1), hence the second number.
+gives S = 1), hence the largest single difference.
 """
 
 import math

@@ -74,8 +74,8 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _closed(options: argparse.Namespace, given: Machine) -> Iterator[Model]:
-    """Models of the closed presets with published convergence, whose batch sizes are those of the reference
-    convergence points."""
+    """Yield a model of each closed preset; these presets have published convergence, at the batch sizes of the
+    reference convergence points."""
     settings = [text for text in options.set if "global_batch_size" not in text]
     for name in presets(options.benchmark):
         if name.startswith("closed"):

@@ -325,8 +325,8 @@ class Model:
 
     def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
         """Seconds by which the first epoch exceeds the others if data is not staged, because all of it comes from
-        the file system and none from memory: this is staging by another name. The ends of the interval follow from
-        those of the step, since a longer step hides more of the reading."""
+        the file system and none from memory; in effect, this time is staging. The ends of the interval follow from
+        the ends of the step's interval, since a longer step hides more of the reading."""
         shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
         if shared is None:
             return _NOTHING

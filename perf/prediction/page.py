@@ -88,8 +88,8 @@ def _figures(machine: Machine) -> Section:
 
 
 def time_to_train(predictions: Sequence[Prediction]) -> Section | None:
-    """Time to train by number of nodes, with its parts, its interval, and published sets on the same accelerator
-    family."""
+    """A chart of the time to train by number of nodes, with its parts, its interval, and published sets on the
+    same accelerator family."""
     timed = [p for p in predictions if p.total_s and p.epochs]
     if not timed:
         return None

@@ -54,8 +54,8 @@ def per_sample(shown: Shown) -> dict[str, float]:
     """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler, divided by
     the step's samples.
 
-    The shares are those of the profiled step. Only operations overlap, so they share the time that is not waiting.
-    Communication counts as a wait if its unhidden part was measured, otherwise as an operation.
+    The time is divided as in the profiled step: waits keep their length, and operations, which may overlap, share
+    the rest. Communication counts as a wait if its unhidden part was measured, otherwise as an operation.
     """
     profile, parts = shown.profile, shown.parts
     waits = {"input wait": parts.get("input wait", 0.0), "other wait": parts.get("wait", 0.0)}

@@ -236,7 +236,7 @@ def _parts(shown: Shown) -> Table:
 
 
 def _step_figure(shown: Shown) -> Figure:
-    """A column for each part of the step."""
+    """A figure with a column for each part of the step."""
     words = _words(shown)
     rows: list[dict[str, Any]] = [
         {"x": words[part], "y": 1e3 * seconds,
@@ -253,7 +253,7 @@ def _step_figure(shown: Shown) -> Figure:
 
 
 def _kinds_figure(shown: Shown) -> Figure:
-    """A column for each kind of layer, forward and backward."""
+    """A figure with a column for each kind of layer, forward and backward."""
     colours = {"forward": ACCENT[0], "backward": SERIES[2][0]}
     rows: list[dict[str, Any]] = [
         {

@@ -19,8 +19,8 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Measure reading the first ``samples`` training images. Raises UserError if the data set cannot be read, or
-    cannot be read with this loader."""
+    """Measure reading the first ``samples`` training images. Raises UserError if the data set cannot be read with
+    this loader."""
     from mlhpc.benchmarks.resnet50 import Loading
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.resnet50.data.source import ResNet50Source

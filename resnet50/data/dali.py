@@ -37,7 +37,7 @@ class DecodedByDali:
         self._reader, self._gpu, self._geometry = reader, gpu, _geometry(reader)
 
     def read(self, index: int) -> _Source:
-        """The image as stored. Raises UserError naming it."""
+        """Read an image as stored. Raises a UserError that names it."""
         data, label = self._reader.images.read(index)
         try:
             # DALI would silently fill the missing part of a truncated image.
