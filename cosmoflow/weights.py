@@ -97,7 +97,7 @@ def load(path: Path, network: Network) -> list[Array]:
             facts = file.metadata() or {}
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
         raise UserError(f"{path} cannot be read as safetensors ({error}); export the weights again") from None
-    # The format itself has no checksums. Other tools write none, but may write other metadata.
+    # Safetensors has no checksums of its own; files written by other tools have none, but may have other metadata.
     if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(weights):
         raise UserError(f"{path} is damaged: its checksum does not match; export the weights again")
     wanted = names(network)

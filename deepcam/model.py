@@ -167,7 +167,7 @@ class ASPP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps ``x`` [b, inputs, h, w] to [b, filters, h, w]."""
         levels = [level(x) for level in self.levels]
-        # The mean has channels last, so that its gradient and its weights' have the same layout as the others'.
+        # With the mean in channels-last layout, gradients have the same layout as in the other branches.
         mean = x.permute(0, 2, 3, 1).mean((1, 2), keepdim=True).permute(0, 3, 1, 2)
         levels.append(self.mean(mean).expand_as(levels[0]))
         y: Tensor = self.join(torch.cat(levels, 1))

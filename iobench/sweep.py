@@ -107,7 +107,7 @@ class Sweep:
         seen: list[Workload] = []
         for chosen in [(), *combinations]:
             workload = self.workload(chosen)
-            if workload in seen:  # such as the workload's own settings
+            if workload in seen:  # for example, the workload's own settings
                 continue
             seen.append(workload)
             if workload.dataset is None:

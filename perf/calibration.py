@@ -201,8 +201,8 @@ def _of(row: Published) -> _Row:
     if row.spatial == 1:
         bound *= row.local_batch_size
     else:
-        # The step of the same batch on a quarter of the accelerators, from the speed-up; other divisions are not
-        # fitted.
+        # The step of the same batch on a quarter of the accelerators, computed from the speed-up; other divisions
+        # are not fitted.
         step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR
     return _Row((machine.family, row.generation, kind), row.precision, step, bound, len(net.layers), reduce)
 
@@ -283,7 +283,7 @@ def recent(sets: Sequence[Published]) -> Recent | None:
     rows = [row._replace(group=(*group, row.group[2])) for row in map(_of, used)]
     launch = min(_LAUNCHES, key=lambda value: _error(rows, value))
     ratios = _left_out(rows, launch)
-    # A further set is inside with probability 0.8 (Vovk, Gammerman and Shafer 2005, conformal prediction).
+    # An additional set is within it with probability 0.8 (Vovk, Gammerman and Shafer 2005, conformal prediction).
     factor = _factor_of(ratios, min(len(ratios), math.ceil(0.8 * (len(ratios) + 1))))
     return Recent(families, {
         kind: Efficiency(value, group, count, precision, exact=True, launch=launch, factor=factor)
@@ -299,7 +299,7 @@ def nine_of_ten(ratios: Sequence[float]) -> float:
 def _factor_of(ratios: Sequence[float], count: int) -> float:
     """The smallest factor f for which ``count`` of the ratios are between 1/f and f."""
     off = sorted(abs(math.log(ratio)) for ratio in ratios)
-    # Rounded up, so that the set at the bound is inside.
+    # Rounded up, so that the set that determines the factor is itself within it.
     return math.exp(off[count - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
 
 

@@ -148,7 +148,7 @@ def _round_07(batch: int, sets: Sequence[Published]) -> Estimate:
         raise UserError("cosmoflow, preset v07: too few sets of round 0.7 to estimate the epochs")
     points = [Point(r.batch, r.epochs, r.name) for r in rows]
     estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
-    # The spread of the sets around the line through the others, like that around the reference's points.
+    # The spread of each set around the line through the other sets, like the spread around the reference's points.
     ratios = []
     for left_out in points:
         others = [p for p in points if p is not left_out]

@@ -96,7 +96,7 @@ def input_seconds(
     samples = local * machine.per_node
     times = {}
     if (read := read_seconds(size, tier)) is not None:
-        # The file system's servers are asked even for files whose bytes are in memory.
+        # The file system's servers are contacted even for files whose content is in memory.
         where = FILE_SYSTEM if tier.opening else tier.name
         times[f"read from {where}"] = samples * read
     if link := machine.get("links.host"):

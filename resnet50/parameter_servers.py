@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
             return run_local(roles.size, program(argv, __spec__.name))
-        # Workers have the same number of threads with and without servers, which mostly wait and share the cores.
+        # Workers have as many threads with servers as without, since servers mostly wait, on the workers' cores.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         with launch.joined("torch") as world:
             if isinstance(world, TorchWorld):

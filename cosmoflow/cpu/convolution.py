@@ -31,7 +31,7 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         """The convolution of ``inputs`` [b, d, h, w, channels] with ``kernel`` [3, 3, 3, channels, filters]."""
-        # With as few channels as the network's input has, the sums cost more than they save.
+        # With as few channels as in the network's input, the sums take longer than the saved products.
         if self.kernel_size != (3, 3, 3) or inputs.shape[-1] < MIN_CHANNELS:
             return super().convolution_op(inputs, kernel)
         products = [

@@ -34,7 +34,7 @@ class Layer(ctypes.Structure):
 def library() -> Any:
     """The library compiled for the instruction set that PyTorch uses (which ``ATEN_CPU_CAPABILITY`` can limit);
     None if no library was compiled, in which case PyTorch computes everything."""
-    kind = torch.backends.cpu.get_cpu_capability().lower()  # "avx512", "avx2" or another
+    kind = torch.backends.cpu.get_cpu_capability().lower()  # such as "avx512" or "avx2"
     compiled = compiled_library(__file__, f"_pooled_{kind}") or compiled_library(__file__, "_pooled")
     if compiled is not None:
         planes = [ctypes.c_int64] * 3
@@ -141,11 +141,11 @@ def _on_planes(
     """Call ``work(begin, end, step)`` in as many threads as PyTorch uses; each handles a part of the planes."""
     planes = len(chosen) * chosen.shape[2]
     steps = range(first, planes, step)
-    threads = max(1, min(torch.get_num_threads(), len(steps)))  # a single plane has no odd plane
+    threads = max(1, min(torch.get_num_threads(), len(steps)))  # at least 1: a single plane has no odd planes
     cuts = [len(steps) * part // threads for part in range(threads + 1)]
     parts = [steps[begin:end] for begin, end in pairwise(cuts)]
     done = _threads(threads).map(lambda part: work(part.start, part.stop, part.step), parts)
-    list(done)  # re-raises what a thread raised
+    list(done)  # re-raises the exceptions of threads
 
 
 @cache

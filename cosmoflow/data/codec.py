@@ -24,7 +24,7 @@ from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.errors import UserError
 
 _MOST_GROUPS = 1 << 16  # per table, since keys have at most 16 bits
-_MOST_VALUES = 4  # per group, which then has 8 bytes
+_MOST_VALUES = 4  # per group; four int16 values are compared as 8 bytes
 _SMALLEST_BLOCK = 1 << 12  # voxels
 _BLOCK = np.dtype([("voxels", "<u4"), ("groups", "<u4")])
 

@@ -148,7 +148,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
         raise UserError(f"{source} contains no raw universes (*.hdf5); pass the folder that does")
-    # <folder>_<file>, with the folder's whole path under the source; files at the top have no folder.
+    # <folder>_<file>, where <folder> is the whole path below the source, absent for files in the source itself.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:

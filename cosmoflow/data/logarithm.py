@@ -17,7 +17,7 @@ from mlhpc.common.data.codecs import dtypes, native
 def _table(sample_dtype: str) -> npt.NDArray[Any]:
     """The table of logarithms, [65536, 1], indexed by the count's bits as an unsigned integer."""
     counts = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
-    with np.errstate(divide="ignore", invalid="ignore"):  # below 0, which is not a count
+    with np.errstate(divide="ignore", invalid="ignore"):  # for negative values, which are not counts
         logarithms = np.log(counts + np.float32(1))
     table = dtypes.cast(logarithms, sample_dtype).reshape(-1, 1)
     table.flags.writeable = False

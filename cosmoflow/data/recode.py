@@ -63,7 +63,7 @@ def recode(
     of = {new: name for name, new in converted_names.items()}
 
     def content(name: str) -> bytes | bytearray | memoryview:
-        if as_stored:  # not decoded, so damage would get valid checksums
+        if as_stored:  # packed without decoding, so damaged samples would get valid checksums
             require_checksum(source / of[name], sums)
             return read_sample(source / of[name])
         return _recoded(source / of[name], shape, codec, packer)

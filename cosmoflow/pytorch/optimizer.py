@@ -84,8 +84,8 @@ class KerasAdam(torch.optim.Adam):
             torch._foreach_add_(counts, 1 if found_inf is None else [1 - found_inf] * len(counts))
             beta1, beta2 = group["betas"]
             step = counts[0].double()
-            # The rate includes the bias corrections; the kernel's own are 1 since it is told of infinitely many
-            # steps.
+            # The rate includes the bias corrections; the kernel's own are 1, because it is passed an
+            # infinite number of steps.
             rate = (group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)).float()
             many = [torch.full_like(counts[0], math.inf)] * len(weights)
             fixed: Any = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}

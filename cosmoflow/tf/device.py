@@ -23,7 +23,7 @@ def use_one_gpu(local_rank: int) -> str | None:
     if not gpus:
         return None
     gpu = gpus[local_rank % len(gpus)]
-    # Neither can be set once TensorFlow has started to compute, as it has with several ranks.
+    # Neither can be set after TensorFlow has started to compute, which it already has if there are several ranks.
     if tf.config.get_visible_devices("GPU") != [gpu]:
         tf.config.set_visible_devices([gpu], "GPU")
     if not tf.config.experimental.get_memory_growth(gpu):

@@ -66,7 +66,7 @@ class HorovodTimes:
         exposed = float(self.seconds.numpy()) / steps if self.on_host else None
         sent = self.world.broadcast(self.messages)
         timed = self.world.rank == 0
-        under_way = sum(s for _, s in sent) / steps  # Horovod runs one at a time, so none overlap
+        under_way = sum(s for _, s in sent) / steps  # Horovod sends one message at a time, so none overlap
         messages = by_size(((n, s if timed else None) for n, s in sent), steps)
         return Exchange(messages, exposed, under_way if timed else None)
 

@@ -56,7 +56,7 @@ class CpuConv3x3(Conv3x3):
         x, weight = _cast(input), _cast(self.weight)
         if self.dilation != (1, 1):
             return _Dilated.apply(x, weight, self.dilation[0])  # type: ignore[no-any-return]
-        # Measured: from this size on, Winograd takes four fifths of the time, and at full size half.
+        # Measured: Winograd takes four fifths of PyTorch's time at this size, and half of it at full size.
         pays = min(self.in_channels, self.out_channels) >= 128 and x.shape[2] * x.shape[3] >= 48 * 72
         return winograd(x, weight) if pays and x.dtype != torch.bfloat16 else super().forward(input)
 
@@ -66,7 +66,7 @@ class CpuPointwise(Pointwise):
         """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride == (1, 1):
             return super().forward(input)
-        # Slice with channels last, so that the gradient has that layout too; and copy, since a view that is kept
+        # Slice with channels last, so that the gradient has that layout too, and copy, since a view that is kept
         # for the backward pass would keep the whole tensor in memory.
         sliced = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
         return F.conv2d(sliced.permute(0, 3, 1, 2), self.weight)

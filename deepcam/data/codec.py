@@ -25,7 +25,7 @@ from mlhpc.errors import UserError
 Of = Literal["range", "value"]
 FAR = 0.10
 """Relative error above which the paper considers a value wrong (section V-A: "larger than 10% error")."""
-_MOST_FAR = 0.10  # share of such values that delta-paper accepts in a line; the paper states no rule
+_MOST_FAR = 0.10  # share of wrong values that delta-paper accepts in a line; the paper states none
 _SIMILAR = 2.0**-11  # relative: half a unit in the last place of float16, the paper's output type
 _MASK_LEVEL = 1
 

@@ -66,7 +66,7 @@ def locate(path: Path) -> Layout | None:
         gaps = [(0, first.offset), (first.end, last.offset), (last.end, size)]
         kept = sum(end - start for start, end in gaps) <= _KEPT
         metadata = tuple((start, os.pread(fd, end - start, start)) for start, end in gaps if kept)
-    # Size -1 matches no file, so this layout is not used for the next one.
+    # Size -1 matches no file, so this layout is not reused for the next file.
     return Layout(data, labels, size if kept else -1, metadata)
 
 

@@ -161,7 +161,7 @@ class Reader:
             head = os.pread(fd, 8, 0)
             if head == frame.MAGIC:
                 return self._read_encoded(_content(fd, path), path, x, y)
-            # The suffix matters only for a damaged file, so that the error is that of its format.
+            # The suffix matters only for a damaged file, so that the error message is the one for its format.
             if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
                 mask = npy.label_path(path)
                 with opened(mask) as labels:

@@ -58,7 +58,7 @@ class Lamb(torch.optim.Optimizer):
             "max_grad_norm": max_grad_norm,
         }
         super().__init__(parameters, defaults)
-        self._step_supports_amp_scaling = True  # the GradScaler then leaves grad_scale and found_inf here
+        self._step_supports_amp_scaling = True  # so GradScaler leaves grad_scale and found_inf to it
         self._update: Callable[..., None] = torch.compile(update, dynamic=False) if compiled else update
         for group in self.param_groups:
             first = group["params"][0]
@@ -139,7 +139,7 @@ def update(
     """
     of_gradient, beta1, beta2, of_root, to_root, rate = factors
     torch._foreach_mul_(gradients, of_gradient)
-    if go is not None:  # their bits, since 0 times infinity is not 0
+    if go is not None:  # multiply their bits, since 0 times infinity is not 0
         torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], go)
     torch._foreach_mul_(means, beta1)
     torch._foreach_add_(means, gradients)

@@ -100,7 +100,7 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
         middle = distance <= max(0.2 * reach, 0.75 * grid.spacing)
         if pressure[rows][around].mean() - pressure[row, column] < MIN_RISE:
             continue
-        # It must be warmer than the mean around it and, unlike a low on a front, than the air on every side.
+        # A cyclone is warmer than the mean around it and, unlike a low on a front, than the air on every side.
         east, north = grid.offsets(float(grid.latitude[row, 0]), float(grid.longitude[0, column]), rows)
         sides = [core[rows][around & (east * x + north * y > 0.7 * distance)] for x, y in _SIDES]
         warmth = core[rows][middle].max()

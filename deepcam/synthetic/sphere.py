@@ -146,7 +146,7 @@ def random_fields(
         if m == 0:
             drawn[1] = 0
         # P(-φ) = (-1)^(n-m) P(φ), so the south follows from the north. einsum rather than BLAS, because a matrix
-        # product may round differently with another number of threads.
+        # product may round differently with a different number of threads.
         even = np.einsum("cfn,nr->cfr", drawn[..., ::2], functions[::2])
         odd = np.einsum("cfn,nr->cfr", drawn[..., 1::2], functions[1::2])
         north, south = even + odd, (even - odd)[..., ::-1]

@@ -181,7 +181,7 @@ def plant(
 
 
 def _river(grid: Grid, simulation: Simulation, season: float, rng: np.random.Generator) -> River:
-    # There are more in the winter hemisphere, where the storm tracks are stronger.
+    # The winter hemisphere has more of them, because its storm tracks are stronger.
     side = 1 if rng.uniform() < 0.5 - 0.2 * season else -1
     start, end = np.deg2rad((rng.uniform(15, 25), rng.uniform(42, 60)))
     return River(

@@ -43,7 +43,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
 
     Raises BadKey for values that this tool does not emulate.
     """
-    if isinstance(tables.get("model"), str):  # for a plugin of DLIO, the file has only its name
+    if isinstance(tables.get("model"), str):  # the name of a DLIO plugin, not a table
         tables = {**tables, "model": {"name": tables["model"]}}
     without_effect = _checked(tables) | _ignored(tables)
     model, workflow = _table(tables, "model"), _table(tables, "workflow")
@@ -61,7 +61,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
             raise BadKey(("workflow", "checkpoint"), "to an object store, not emulated")
         without_effect.discard("dataset.data_folder")
         workload |= {"storage": storage, "without_effect": sorted(without_effect)}
-    # A file that only generates data does not train, but running it here reads the data.
+    # A DLIO file that only generates data has no training, but ``io run`` reads the data nevertheless.
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
@@ -116,7 +116,7 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
             _check_table(value, (*place, key), inner, without_effect)
         elif inner in NUMBERS and not _is_number(value):
             raise BadKey((*place, key), f"{shown(value)} is not a number")
-        elif inner in WORDS and not isinstance(value, str | bool):  # YAML reads off as false
+        elif inner in WORDS and not isinstance(value, str | bool):  # YAML parses ``off`` as false
             raise BadKey((*place, key), f"{shown(value)} is not a name")
 
 
@@ -213,7 +213,7 @@ def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
         shuffled[key] = value in ("seed", "random")
     streams = table.get("data_loader", "tensorflow") == "tensorflow"
     threads, prefetch = table.get("read_threads", 1), table.get("prefetch_size", 2)
-    if not streams and threads:  # PyTorch's prefetch is per worker, and 0 its default of two
+    if not streams and threads:  # PyTorch's prefetch is per worker; 0 means its default of two
         prefetch = threads * (math.ceil(prefetch / threads) or 2)
     in_memory = table.get("read_type", "on_demand") == "memory"
     return {

@@ -50,7 +50,7 @@ class Official:
         return next((name for name, own in self.accelerators.items() if constant and own == steps), None)
 
 
-# For each workload, the last round that has it comes first.
+# For each workload, the latest round comes first.
 _OFFICIAL = (
     Official("v3.0", "retinanet", 8, 85, {"B200": (24, 0.04755), "MI355": (32, 0.0634)}),
     Official("v3.0", "unet3d", 5, 90, {"B200": (7, 0.162)}),
@@ -64,7 +64,7 @@ _FREE = {
     # these tables.
     "dataset.files", "dataset.total_bytes", "reader.threads", "reader.preprocess_threads", "reader.prefetch",
     "reader.transfer_bytes", "reader.direct",
-    # What is measured on the machine itself.
+    # Settings that are measured on the machine itself.
     "reader.loader_cost",
     # Settings that do not affect the measurement, because no round evaluates and contents are random.
     "dataset.eval_files", "reader.eval_batch_size", "dataset.seed",

@@ -121,7 +121,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
         with contextlib.suppress(
             OSError
-        ):  # not empty: it has files of other ranks, the last of which removes it
+        ):  # not empty: it contains files of other ranks; the last rank removes it
             (self._folder / f"checkpoint-{number}").rmdir()
 
     def _paths(self, number: int) -> list[Path]:

@@ -314,7 +314,7 @@ class Pipeline:
         return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
 
     def _make_room(self, files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]]) -> None:
-        # In sequential order, a thread has finished a file when it opens the next one.
+        # In sequential order, a thread has finished with a file when it opens the next.
         most = 1 if self._reader.reopen or self._reader.sample_order == "sequential" else OPEN_FILES
         while len(files) >= most:
             _, (samples, _, _) = files.popitem(last=False)

@@ -105,7 +105,7 @@ class Activity:
         if not len(reads):
             return
         until = min(until, reads[-1, 1])
-        # The loop adds a wait before it clears its start, so at least one of the two is seen.
+        # The loop adds a wait before it clears the wait's start, so at least one of the two is seen.
         since = self._waiting_since
         waits = list(self._waits)
         over = sum(end <= until for _, end in waits)

@@ -45,7 +45,7 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
             raise UserError(
                 f"{run} and {runs[0]} differ in workload or ranks; pass only runs that form one result"
             )
-    utilisations = [result["au_dlio_percent"] for result in results]  # the verdict of MLPerf's tool counts
+    utilisations = [result["au_dlio_percent"] for result in results]  # MLPerf judges by its tool's figure
     workload = Workload(**first["workload"])
     without = [result.get("au_without_loader_percent") for result in results]
     violations = mlperf_storage.findings(

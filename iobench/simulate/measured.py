@@ -117,7 +117,7 @@ def _services(one: Mapping[str, Any]) -> tuple[Service, float]:
         raise UserError("the run on one rank read nothing, so there is nothing to simulate")
     seconds = reading["thread_s"]
     threads = max(1, one["workload"]["reader"]["threads"])
-    # Threads of a rank read concurrently, and each waits for the others; io_s counts the storage's work for all
+    # Threads of a rank read concurrently and wait for one another; io_s counts the storage's work for all of them
     # once.
     at_once = min(threads, max(1.0, (seconds["call_s"] + seconds["open_s"]) / one["reading"]["io_s"]))
     service = Service(

@@ -38,7 +38,7 @@ def predict(options: argparse.Namespace) -> int:
             f"no machine named; pass --machine with one of {', '.join(known())}, or a machine file"
         )
     given = machine(options.machine)
-    if options.out:  # before the prediction, so that a missing extra is found at once
+    if options.out:  # before the prediction, so that a missing package is reported at once
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
@@ -48,7 +48,7 @@ def predict(options: argparse.Namespace) -> int:
     model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
     predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())
     if not predictions:
-        model.at(1)  # says why
+        model.at(1)  # raises the error that explains why, if there is one
         batch_size = model.run.hyperparameters.global_batch_size
         raise UserError(
             f"no tabulated number of nodes can train a batch of {batch_size}; choose one with --nodes"

@@ -145,7 +145,7 @@ class Model:
         trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
         staging_s = self.staging(nodes, together, local, step, placed)
         first = 0.0 if placed.moved else staging_s[0]
-        extra_s = _without(multiplied(trained, spent.rest), first)  # included in what published runs spend
+        extra_s = _without(multiplied(trained, spent.rest), first)  # ``rest`` includes the first epoch
         notes = [*step_notes, *placed.notes, *self.notes(nodes, together, placed, staging_s, trained)]
         if placed.moved and self.epochs and (once := self.exchange(nodes, placed.tier)) is not None:
             between = [once * max(0.0, epochs - 1) for epochs in self.epochs.ends]

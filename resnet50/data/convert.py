@@ -200,7 +200,7 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
         with lmdb.open(os.fspath(part), map_size=size, subdir=False, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
             for index, value in enumerate(_ahead(datum, len(images), workers)):
-                # A value has pages of its own, and its key is in another page.
+                # A value has pages of its own, and its key is in a different page.
                 room += len(value) + 3 * _PAGE
                 if room > size // 2:
                     transaction.commit()

@@ -97,7 +97,7 @@ def pack(
     sources = [images[split].files[index] for split, shard in own_shards for index in shard.images]
     size = sum(file.size for file in sources)
 
-    # Computed only once, and only on ranks that record it, since there may be a million files.
+    # Computed only once, and only on ranks that record the identity, since there may be a million files.
     of = identity(dataset) if team.leads else ""
 
     def need() -> Need:
@@ -146,7 +146,7 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
         if not isinstance(images, Files):
             raise UserError(f"{dataset.root} is already packed; omit staging.pack")
         opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
-    assert names  # those of the folders
+    assert names  # the names of the folders
     return opened, names
 
 

@@ -12,7 +12,7 @@ from mlhpc.resnet50.optim.lars import Lars
 
 Group = dict[str, Any]
 
-_KERAS_EPSILON = 1e-7  # what the reference uses for an epsilon of 0, which it logs and the rules require
+_KERAS_EPSILON = 1e-7  # used by the reference if epsilon is 0, the value that it logs and the rules require
 
 
 def make_optimizer(
