@@ -269,7 +269,7 @@ def _fitted(used: Sequence[Published]) -> Calibration:
 def recent(sets: Sequence[Published]) -> Recent | None:
     """One efficiency for each kind of layer, and one time per layer, shared by all accelerators with bfloat16 in
     the PyTorch sets of rounds 2.0 (``fit``) and 3.0 (``seen``), because A100 and H100 need about the same time per
-    layer and reach about the same share of the roofline. None without sets of round 3.0."""
+    layer and reach about the same share of the roofline. Returns None without sets of round 3.0."""
     used = [
         row
         for row in sets

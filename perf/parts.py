@@ -23,8 +23,8 @@ class Parts:
 
     ``staging_rate``: bytes/s of a node copying its share of the data set from the shared file system.
     ``evaluation``: accelerator seconds per evaluated sample, relative to those per trained sample. ``rest``: share
-    of the time to train that is neither staging, evaluation nor median epochs; it includes the first epoch's
-    excess.
+    of the time to train that remains after staging, evaluation and epochs of median length; it includes the first
+    epoch's excess.
     """
 
     staging_rate: Triple

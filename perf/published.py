@@ -2,10 +2,10 @@
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
 submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
-``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, ``seen`` for round
-3.0, whose results were not looked at before the model was finished and to which a separate fit was then made
-(``calibration.recent``), and ``blind`` if its prediction was committed before its result was read: ``blind.csv``,
-ResNet-50 of MLPerf Training.
+``use`` is ``fit`` if the model may be fitted to the row, ``test`` if the model is only tested on the row, ``seen``
+for round 3.0, whose results were not looked at before the model was finished and to which a separate fit was then
+made (``calibration.recent``), and ``blind`` if its prediction was committed before its result was read:
+``blind.csv``, ResNet-50 of MLPerf Training.
 """
 
 import csv

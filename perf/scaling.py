@@ -111,7 +111,8 @@ def predict(
     """Combines the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
     (epochs by batch size, of one problem and division on any machine) at ``batch``.
 
-    Each end of the range combines the same end of all terms. None if ``system`` or ``convergence`` is empty.
+    Each end of the range combines the same end of all terms. Returns None if ``system`` or ``convergence`` is
+    empty.
     """
     if not system or not convergence:
         return None

@@ -66,7 +66,7 @@ def shared_rate(machine: Machine, nodes: int) -> float | None:
 def cached_share(size: float, memory: float, nodes: float = 1) -> float:
     """Share of a node's reads served by its cache of ``memory`` bytes from earlier epochs, with LRU
     replacement; 1 if everything fits. ``size``: bytes that ``nodes`` nodes read once per epoch, reshuffled
-    over all nodes every epoch; 1 node for a shard that only one node reads.
+    over all nodes every epoch; ``nodes`` is 1 for a shard that only one node reads.
 
     After the share u of an epoch, the node has read u / nodes of the data in this epoch, which is not read
     again in it. The rest of the share m = memory / size in its cache is from earlier epochs, and all other

@@ -69,7 +69,7 @@ class WhatIf:
 
 
 def parse(text: str) -> Change:
-    """The change described by ``text``, such as ``storage=2x,ranks=4``. Raises UserError."""
+    """The change described by ``text``, such as ``storage=2x,ranks=4``. Raises UserError if it is invalid."""
     values: dict[str, float] = {}
     for word in text.split(","):
         key, _, value = word.strip().partition("=")

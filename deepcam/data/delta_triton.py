@@ -36,9 +36,9 @@ def decode_row(
     column_stride, channel_stride, NORMALISE: tl.constexpr, BFLOAT16: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Decode a row of all channels, one per program, into ``out``, whose strides are in elements and allow any
-    order in memory. ``CHANNELS``: a power of two of at least ``channels``. ``BFLOAT16``: ``out`` contains the bits
-    of bfloat16 values as int16."""
+    """Each program decodes one row of all channels into ``out``; its strides, in elements, allow any memory
+    layout. ``CHANNELS``: a power of two of at least ``channels``. ``BFLOAT16``: ``out`` contains the bits of
+    bfloat16 values as int16."""
     row = tl.program_id(0)
     channel = tl.arange(0, CHANNELS)
     there = channel < channels

@@ -185,8 +185,8 @@ class Reader:
             return os.fstat(fd).st_size
 
     def finish(self, arrays: Sequence[Any], results: list[int]) -> tuple[tuple[Any, Any], int]:
-        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the total
-        size of their files in bytes."""
+        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns], with axes in memory order, and the
+        total size of the samples' files in bytes."""
         x, y = arrays
         return (x, y), sum(results)
 

@@ -1,8 +1,8 @@
 """The files of a data set and the sizes of their samples, without opening files.
 
 In DLIO's layout (data_generator/data_generator.py of release 2.0.0) files are named ``train/img_0_of_8.npz`` and
-so on, with evaluation files in ``valid``; no record describes the data set: it is whatever files exist, in the
-order of their names.
+so on, with evaluation files in ``valid``; no record describes the data set, which consists of whatever files
+exist, in the order of their names.
 """
 
 import math
@@ -88,7 +88,7 @@ class Layout:
         return find(self.dataset.format).dlio_suffix or self.dataset.format
 
     def dlio_files(self, split: Split) -> list[str]:
-        """The split's existing files in DLIO's layout, in DLIO's order: by name, regardless of the folder."""
+        """The existing files of a split in DLIO's layout, in DLIO's order: by name, regardless of the folder."""
         there = self.place.present(self.folder(split))
         return sorted((name for name in there if name.endswith(self.suffix)), key=os.path.basename)
 

@@ -76,7 +76,7 @@ class ObjectStore:
         return None
 
     def facts(self) -> dict[str, Any]:
-        """The description of the store in a result."""
+        """The description of the store for a result."""
         return {
             "data": self.url,
             "filesystem": self.protocol,

@@ -41,7 +41,7 @@ class Folder:
         return self.root
 
     def facts(self) -> dict[str, Any]:
-        """The description of the folder in a result."""
+        """The description of the folder for a result."""
         filesystem = filesystem_of(self.root)
         return {
             "data": str(self.root.absolute()),

@@ -202,8 +202,8 @@ def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
 
 
 def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
-    """How the loader reads: PyTorch's loader draws samples and opens the file of each; TensorFlow's goes through
-    the files one by one and shuffles samples in memory."""
+    """Return how the loader reads: PyTorch's loader draws samples and opens the file of each; TensorFlow's goes
+    through the files one by one and shuffles samples in memory."""
     kind, shuffled = dataset.get("format", "tfrecord"), {}
     resized = _either(dataset, "record_length_bytes_resize", "record_length_resize", 0)
     for key in ("file_shuffle", "sample_shuffle"):

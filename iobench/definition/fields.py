@@ -12,7 +12,7 @@ from mlhpc.quantities import parse_quantity
 
 
 def _bytes(value: Any) -> Any:
-    """A number of bytes from a number or a text (``mlhpc.quantities``). Fractions of a byte, as in published
+    """Convert a number or a text (``mlhpc.quantities``) to a number of bytes. Fractions of a byte, as in published
     means, are rounded."""
     if isinstance(value, str):
         return round(parse_quantity(value, "bytes", bare="B"))

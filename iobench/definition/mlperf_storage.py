@@ -1,9 +1,9 @@
 """The rules of MLPerf Storage, among them the minimum size of a data set, which defeats caches and ensures a
 minimum run length.
 
-Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there
-(2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in
-configs/dlio/workload; mlpstorage_py/rules/core_config_keys.yaml lists the keys that a result may not change.
+Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md in the
+same repository (2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files
+in configs/dlio/workload; mlpstorage_py/rules/core_config_keys.yaml lists the keys that a result may not change.
 """
 
 import json
@@ -24,8 +24,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Official:
-    """A workload of one round. Settings that are the same in all rounds are in the suite's ``mlperf_`` workload of
-    that name. ``accelerators``: batch size and seconds per step for each accelerator."""
+    """A workload of one round. Settings that are the same in all rounds are in the suite's workload called
+    ``mlperf_`` and the same name. ``accelerators``: batch size and seconds per step for each accelerator."""
 
     round: str
     name: str
@@ -85,7 +85,7 @@ def official(workload: Workload) -> Official | None:
 
 @dataclass(frozen=True)
 class Size:
-    """The required size. ``bound``: the rule that requires more files, ``memory`` or ``steps``."""
+    """The required size of a data set. ``bound``: the rule that requires more files, ``memory`` or ``steps``."""
 
     files: int
     samples: int

@@ -188,7 +188,7 @@ class CountedFile:
         return at + count
 
     def _read_direct(self, offset: int, out: memoryview) -> int:
-        """One direct read into ``out``; returns the number of bytes."""
+        """Perform one direct read into ``out``; returns the number of bytes read."""
         part = out[: self._transfer]
         begin = clock()
         count = self._preadv_direct(self._fd, (part,), offset)
@@ -204,7 +204,7 @@ class CountedFile:
         return begin, min(-(-(offset + length - begin) // ALIGNMENT) * ALIGNMENT, self._aligned_bytes)
 
     def _preadv_direct(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:
-        """``os.preadv`` of the aligned blocks that contain the buffer's bytes."""
+        """Like ``os.preadv``, but reads the aligned blocks that contain the requested bytes."""
         (out,) = buffers
         if self._aligned is None:
             self._aligned = mmap.mmap(-1, self._aligned_bytes)

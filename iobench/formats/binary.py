@@ -1,5 +1,5 @@
 """Contiguous samples without framing, as used for large sets of tokens and features. In DLIO's layout, two files
-next to each file hold the positions and sizes of its samples as 64-bit integers."""
+next to each file contain the positions and sizes of its samples as 64-bit integers."""
 
 from collections.abc import Sequence
 

@@ -153,8 +153,8 @@ class Timeline:
     amounts: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(INTERVALS))
 
     def add(self, spans: Spans, amounts: npt.NDArray[np.float64]) -> None:
-        """Add ``amounts`` [n], each spread evenly over its span of begin and end. ``spans`` [n, 2] must be in
-        order and not overlap."""
+        """Add ``amounts`` [n], each spread evenly over its span from start to end time. ``spans`` [n, 2] must be
+        in order and not overlap."""
         if not len(spans):
             return
         while spans[-1, 1] > self.origin + INTERVALS * self.interval_s:

@@ -29,12 +29,12 @@ class Samples:
     """Reads the samples of a file. Each format's module has a subclass; this base is for contiguous samples."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """``sizes``: bytes of content of each sample, [samples]."""
+        """``sizes``: content size in bytes of each sample, [samples]."""
         self._file, self._sizes, self._dataset = file, sizes, dataset
         self._offsets = np.cumsum(sizes) - sizes
 
     def size(self, number: int) -> int:
-        """Bytes of content of sample ``number``, which must have been read."""
+        """Content size in bytes of sample ``number``, which must have been read."""
         return int(self._sizes[number])
 
     def read(self, number: int) -> Any:

@@ -27,7 +27,7 @@ SMALLEST = 1024
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the file's one image. Raises UserError if its size is too small for an image."""
+    """Write the file's one image. Raises UserError if the requested size is too small for an image."""
     (size,) = sizes.tolist()
     if dataset.layout == "dlio":
         out = io.BytesIO()

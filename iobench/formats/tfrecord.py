@@ -110,7 +110,8 @@ class Samples(formats.Samples):
 
 
 def decode(framed: Bytes, where: str, feature: str = FEATURE) -> memoryview:
-    """The content of a framed record, uint8 [bytes], with verified checksums. Raises UserError."""
+    """The content of a framed record, uint8 [bytes], with verified checksums. Raises UserError if the record is
+    damaged."""
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
     if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():

@@ -24,8 +24,8 @@ be measured."""
 class Fit:
     """The fitted service times. ``measured`` and ``simulated``: samples/s on one rank and on two. If they differ,
     the simulation is unreliable, because the runs were disturbed or waited for something that is not simulated.
-    ``exclusive``: the range of the share of a read in which it keeps others from reading that explains the second
-    run to 3%."""
+    ``exclusive``: a range for the share of a read that blocks other reads; with shares in this range, the
+    simulation reproduces the second run to 3%."""
 
     service: Service
     system: System

@@ -205,7 +205,7 @@ class Builder:
         return self._add(name, "dropout", [x], Tensor(x.shape, name), mask)
 
     def cross_entropy(self, x: Tensor, *, labels: int) -> None:
-        """Cross entropy of logits ``x`` in float32, with ``labels`` integer labels; keeps the logarithms of
+        """Cross entropy of logits ``x`` in float32; ``labels``: number of integer labels. Keeps the logarithms of
         probabilities."""
         kept = Kept((Saved("log softmax", x.elements, "float32"), Saved("labels", labels, "int64")))
         self._loss(x, kept, forward=5, backward=3)

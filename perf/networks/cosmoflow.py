@@ -50,5 +50,6 @@ def layers(
 
 
 def _cpu_kernels_suit(channels: int, filters: int, kernel: int) -> bool:
-    """Return whether the kernels of ``cosmoflow/cpu/pooled.py`` can compute such a block."""
+    """Return whether the kernels of ``cosmoflow/cpu/pooled.py`` support a block with these ``channels``,
+    ``filters`` and ``kernel``."""
     return kernel == 3 and (channels <= 16 or channels % 16 == 0) and filters <= 512

@@ -95,7 +95,7 @@ class Model:
         generation: str | None = None,
         calibrated: Calibration | None = None,
     ) -> None:
-        """Raises UserError for a run with different kinds of steps."""
+        """Raises UserError for a run with different kinds of steps (some epochs on coarser samples)."""
         if getattr(run.training, "coarse_epochs", ()):
             raise UserError("training on coarser samples cannot be predicted; set training.coarse_epochs=[]")
         calibrated = calibrated or calibration()
@@ -279,7 +279,8 @@ class Model:
         )
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
-        """The step in seconds with an interval that nine of ten published sets fall into, and notes on it."""
+        """The step in seconds, with an interval that contains nine of ten published sets, and notes on this
+        interval."""
         family, known = self.machine.family, self.generation is not None
         half = self.calibrated.factor_of(self.efficiency, family, known=known)
         notes: list[str] = []

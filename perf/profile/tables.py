@@ -51,7 +51,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """The shown data from the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are
+    """The data shown for the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are
     empty without ``ceilings``; ``elsewhere``: why the ceilings belong to a different machine, or empty;
     ``counted``: the hardware's counts, if a file of counters was passed.
     """

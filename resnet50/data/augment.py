@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
     """A random box that is resized to ``size x size``, and mirrored with probability 1/2. If none of ten boxes
-    drawn fits into the image, it is the largest central box with an allowed ratio, as in torchvision's
+    drawn fits into the image, the box is the largest central one with an allowed ratio, as in torchvision's
     RandomResizedCrop."""
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):

@@ -87,8 +87,8 @@ class DecodedByDali:
 
     @contextmanager
     def errors(self, in_use: Sequence[list[_Source]]) -> Iterator[None]:
-        """Raises an error that names the image that DALI could not decode, if the suite's decoder also fails on
-        it."""
+        """Context manager that replaces DALI's error with one that names the image, if the suite's decoder also
+        fails to decode it."""
         try:
             yield
         except RuntimeError:

@@ -47,7 +47,7 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
 
 
 def evaluation_view(height: int, width: int, size: int) -> View:
-    """The centre of the whole image, whose shorter side is resized to 256/224 of ``size``."""
+    """The centre of the whole image after its shorter side has been resized to 256/224 of ``size``."""
     # In float32, as in the reference, where the shorter side is occasionally one pixel smaller.
     scale = np.float32(round(size * 256 / 224)) / np.float32(min(height, width))
     rows, columns = int(np.float32(height) * scale), int(np.float32(width) * scale)
