@@ -29,7 +29,7 @@ SPEEDUP_OF_FOUR = 1.98
 """Training throughput with 4 accelerators per sample relative to 1, at the same batch (Farrell et al. 2021,
 section 4.2.1: Fugaku, 16,384 processors, relative to an extrapolation from 512 to batch 4096)."""
 ALL = "all families"
-"""Stands for the family in the group of an efficiency used for a family without sets."""
+"""Takes the place of the family in the group of an efficiency that is used for families without sets."""
 _RECENT = 2022
 _UNKNOWN_FACTOR = 3.0
 """Used if no set can be left out, because each is the only one in its group."""

@@ -2,8 +2,8 @@
 
 The gap of a byte is the bandwidth of the accelerator's own memory divided by the bandwidth at which the byte
 moves. The cost of a sample is bytes times gap, summed over model and activations, the sample itself, and the
-all-reduce of the gradients, whose share per sample falls with the local batch. It is a lower bound: everything
-overlaps, and memory runs at its peak.
+all-reduce of the gradients, whose share per sample falls with the local batch. This cost is a lower bound: it
+assumes that everything overlaps and that memory runs at its peak.
 """
 
 from dataclasses import dataclass

@@ -179,7 +179,7 @@ def parse(text: str, where: str) -> Iterable[Published]:
 
 
 class _Cells:
-    """The numbers in a row; error messages name the row by ``where``."""
+    """The numeric cells of a row; ``where`` names the row in error messages."""
 
     def __init__(self, row: dict[str, Any], where: str) -> None:
         self._row, self._where = row, where

@@ -47,14 +47,14 @@ class Estimate(NamedTuple):
 
 
 def added(*terms: Triple) -> Triple:
-    """The sum of independent terms: their deviations add in quadrature."""
+    """Add independent terms, whose deviations add in quadrature."""
     value = sum(t[0] for t in terms)
     below = math.hypot(*(t[0] - t[1] for t in terms))
     return value, max(0.0, value - below), value + math.hypot(*(t[2] - t[0] for t in terms))
 
 
 def multiplied(a: Triple, b: Triple) -> Triple:
-    """The product of independent factors: the deviations of their logarithms add in quadrature."""
+    """Multiply independent factors; the deviations of their logarithms add in quadrature."""
     value = a[0] * b[0]
     if min(*a, *b) <= 0:
         return value, a[1] * b[1], a[2] * b[2]

@@ -75,9 +75,9 @@ def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradient of every voxel, which is the gradient of its pooled voxel, or 0, and the ``sums`` of
-    the pooled voxels' gradients, [rows / (ROWS · GROUP), channels]. The pooled volumes do not overlap, so no
-    gradients have to be added in memory."""
+    """Compute the gradient of every voxel (the gradient of its pooled voxel, or 0) and the ``sums`` of the pooled
+    voxels' gradients, [rows / (ROWS · GROUP), channels]. The pooled volumes do not overlap, so no gradients have
+    to be added in memory."""
     channels = eights * 8
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)

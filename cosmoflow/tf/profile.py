@@ -185,7 +185,7 @@ def _place(operation: str, layers: Sequence[str]) -> tuple[Part, str, str]:
 
 
 def _layer(scope: str, layers: Sequence[str]) -> str:
-    """The Keras layer to which ``scope`` belongs: a scope is the layer's name, with a number from the second call
-    on."""
+    """The Keras layer to which ``scope`` belongs: a scope is the layer's name, followed by a number from the
+    second call on."""
     called = re.sub(r"_\d+$", "", scope)
     return called if called in layers else scope if scope in layers else ""

@@ -25,7 +25,7 @@ MIN_RISE = 400.0
 MIN_WARM_CORE = 0.8
 """Minimum by which the mean of T200 and T500 is higher in the centre than around it, K."""
 MIN_WARMER_THAN_SIDES = 0.0
-"""Minimum by which it is higher than the mean on each side (east, west, north and south), K."""
+"""Minimum by which it (the centre's mean of T200 and T500) is higher than on each of the four sides, K."""
 MIN_WIND = 17.0
 """Minimum of a cyclone's largest mean tangential wind at 850 hPa, and the wind at the edge of its mask, m/s (a
 gale)."""

@@ -21,7 +21,7 @@ class Disturbance:
     pressure: Field
     """Pressure of rivers, Pa; the wind along them follows by geostrophy."""
     depression: Field
-    """Pressure of cyclones, Pa; their wind is in ``u`` and ``v``, because geostrophy yields none so near the
+    """Pressure of cyclones, Pa; their wind is in ``u`` and ``v``, because geostrophy yields no wind so near the
     equator."""
     u: Field
     v: Field
@@ -47,7 +47,7 @@ class Cyclone:
     shape: float
     """Holland's shape parameter B."""
     core: float = 1.0
-    """Factor on the warming that goes with the wind; if it is below 0, the core is cold."""
+    """Factor of the warming that accompanies the wind; if it is below 0, the core is cold."""
     low: float = 1.0
     """Share of the low pressure that would balance the wind."""
     through: float | None = None

@@ -22,7 +22,7 @@ from mlhpc.iobench.formats.counting import ReadStatistics
 from mlhpc.quantities import bytes_text
 
 RECORD = ".iobench.json"
-"""The file in a data set's folder that describes it, by which a run refuses another workload's data."""
+"""The file in a data set's folder that describes it, so that a run can refuse the data of another workload."""
 
 
 @dataclass(frozen=True)

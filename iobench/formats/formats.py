@@ -22,7 +22,7 @@ from mlhpc.iobench.formats.counting import ReadStatistics
 Bytes = npt.NDArray[np.uint8]
 Sizes = npt.NDArray[np.int64]
 MakeSample = Callable[[int, int], Bytes]
-"""A function that makes the content of a sample from its number in the file and its size in bytes."""
+"""A function that generates the content of a sample from its number in the file and its size in bytes."""
 
 
 class Samples:

@@ -20,7 +20,7 @@ from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_col
 
 _format: Any = np.lib.format
 LARGEST_HEADER = 1024
-"""Number of bytes in which the header is searched; NumPy's headers have 128."""
+"""Maximum bytes of a header; NumPy's headers have 128."""
 
 
 def header(sizes: Sizes, dataset: Dataset) -> bytes:

@@ -126,7 +126,8 @@ class Counted(NamedTuple):
 
 def read(path: Path, steps: int | None) -> Counters:
     """The counters in a file of any of the tools; ``steps``: the number of steps that a perf file covers. Raises
-    UserError if the file is not one of these, has neither FLOPs nor bytes, or its number of steps is not known."""
+    UserError if the file comes from none of these tools, has neither FLOPs nor bytes, or covers an unknown number
+    of steps."""
     try:
         lines = read_text(path, "replace").removeprefix("\ufeff").split("\n")
     except (OSError, ValueError) as error:

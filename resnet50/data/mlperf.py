@@ -14,7 +14,7 @@ import torch
 from mlhpc.resnet50.data.augment import View
 
 MEAN = (123.68, 116.78, 103.94)
-"""The mean of the bytes of each colour, which is subtracted; nothing is divided."""
+"""The mean value of each colour, from 0 to 255, which is subtracted; there is no division."""
 
 _AREA = (0.05, 1.0)
 _RATIO = (0.75, 1.33)

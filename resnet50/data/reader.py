@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
-"""``x`` [b, size, size, 3] and ``y`` [b], as laid out in memory; the bytes read; the images skipped, with the
+"""``x`` [b, size, size, 3] and ``y`` [b], with axes in memory order; the bytes read; the images skipped, with the
 reasons."""
 
 
