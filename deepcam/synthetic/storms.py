@@ -51,8 +51,8 @@ class Cyclone:
     low: float = 1.0
     """Share of the low pressure that would balance the wind."""
     through: float | None = None
-    """If the air flows through the low, as fast as it would flow around a cyclone: the direction in which it
-    leaves on both sides, in radians north of east. None: it flows around the low."""
+    """If air flows through the low (as fast as it would flow around a cyclone): the axis along which it leaves on
+    both sides, in radians north of east. None: the air flows around the low."""
 
     def drop(self) -> float:
         """The pressure deficit Δp of the centre, Pa, from V² = B Δp / (ρ e) (equation 8)."""

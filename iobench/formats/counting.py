@@ -19,8 +19,8 @@ DISTINCT_SIZES = 4096
 UNSETTLED = 4096
 """Number of reads that a thread notes before they are counted; also the maximum per run."""
 SPANS_KEPT = 1 << 16
-"""Number of reads, over all threads, whose times are kept before the times that all threads have passed are summed
-up."""
+"""Number of reads, over all threads, whose times are kept. When there are more, all times that every thread has
+passed are summed up."""
 INTERVALS = 256
 """Number of intervals of a timeline."""
 SHORTEST = 2.0**-10
