@@ -14,7 +14,8 @@
 #include <string.h>
 
 /* setup.py compiles this file for each kind of processor. WIDTH: numbers per vector. HELD: number of vectors of sums that
- * fit into the registers together with their operands. Vectors wider than the processor's also work, but in memory. */
+ * fit into the registers together with their operands. Vectors wider than the processor's also work, but GCC keeps them in
+ * memory. */
 #if defined(__AVX512F__)
 enum { WIDTH = 16, HELD = 27 };
 #elif defined(__AVX2__)
