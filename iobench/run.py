@@ -1,4 +1,4 @@
-"""``mlhpc io run``: check, emulate and summarise. Read ``main`` first."""
+"""``mlhpc io run``: check, emulate and summarise. Read ``run`` first."""
 
 import json
 import os

@@ -101,7 +101,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the ``of`` intervals contain the measurement, and the median width, as the ratio of the ends."""
+    """The number of intervals, out of ``of``, that contain the measurement, and the intervals' median width, as
+    the ratio of their ends."""
 
     inside: int
     of: int

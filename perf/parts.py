@@ -1,7 +1,7 @@
 """The time that published runs spend outside training steps: staging, evaluation, and the rest of the timed run.
 
-Each is the median over the strong-scaling ``fit`` sets, with minimum and maximum, because submissions differ in
-their staging and evaluation methods by more than their machines explain.
+Each of these times is the median over the strong-scaling ``fit`` sets, with minimum and maximum, because
+submissions differ in their staging and evaluation methods by more than their machines explain.
 """
 
 import statistics

@@ -86,8 +86,8 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
 
 
 def splits_of(parts: int, axes: int) -> tuple[int, ...]:
-    """How Fugaku's runs divided a sample: 4 along the first axis, then 4 along the next (Farrell et al. 2021:
-    4x1, 4x4)."""
+    """The number of parts of a sample along each axis, as in Fugaku's runs: 4 along the first axis, then 4 along
+    the next (Farrell et al. 2021: 4x1, 4x4)."""
     ways_by_axis: list[int] = []
     while parts > 1 and len(ways_by_axis) < axes - 1:
         ways = min(parts, 4)

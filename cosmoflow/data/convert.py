@@ -50,8 +50,8 @@ class Universe:
 
 
 class Division(TypedDict, total=False):
-    """How raw universes are divided. ``sample``: voxels along a side of a sample (default: 128). ``validation``:
-    fraction of the universes held out for validation (default: 1/9)."""
+    """The options for dividing raw universes. ``sample``: voxels along a side of a sample (default: 128).
+    ``validation``: fraction of the universes held out for validation (default: 1/9)."""
 
     sample: int
     validation: float

@@ -121,7 +121,7 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
 
 
 def _named(name: str, key: str, used: Collection[str], idle: Collection[str]) -> str:
-    """``name`` of a key without effect, with a suggestion if DLIO does not have the key."""
+    """The ``name`` of a key without effect, followed by a suggestion if DLIO does not have the key."""
     return name if key in idle else f"{name} (DLIO has no such key; {did_you_mean(key, {*used, *idle})})"
 
 

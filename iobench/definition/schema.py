@@ -271,7 +271,7 @@ class Checkpoint(FrozenModel):
 
 
 class Metric(FrozenModel):
-    """How metrics are computed from the times."""
+    """Settings for computing metrics from the measured times."""
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
     exclude_start_steps: CountOrNone = Field(

@@ -63,8 +63,8 @@ class Window(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a layer's backward pass needs from its forward pass: the memory kept until then, and the number of
-    elements read besides the output's gradient."""
+    """The needs of a layer's backward pass: the memory kept for it by the forward pass, and the number of elements
+    that it reads besides the output's gradient."""
 
     saved: tuple[Saved, ...] = ()
     read: int = 0

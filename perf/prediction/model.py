@@ -311,7 +311,7 @@ class Model:
     # Data
 
     def placed(self, nodes: int, together: int) -> Placement:
-        """Where the training data is. Raises UserError if no tier is large enough."""
+        """Return where the training data is placed. Raises UserError if no tier is large enough."""
         if self.staged:
             return place(self.machine, self.run.staging, *self.data_bytes, nodes, together)
         train, _ = self.data_bytes
@@ -401,13 +401,13 @@ def _epochs(run: Run) -> Estimate | None:
 
 
 def trained(run: Run) -> tuple[Any, ...]:
-    """What determines whether published convergence applies: the network and its data."""
+    """Return the network and data of ``run``, which determine whether published convergence applies."""
     return run.network, run.data.sample_shape, run.data.train_samples
 
 
 class Fits:
-    """What fits into an accelerator's memory, for one run on one machine. ``local``: samples per backward pass;
-    ``together``: accelerators that share a sample."""
+    """Computes what fits into an accelerator's memory, for one run on one machine. ``local``: samples per backward
+    pass; ``together``: accelerators that share a sample."""
 
     def __init__(self, machine: Machine, run: Run) -> None:
         self.machine, self.run = machine, run

@@ -192,7 +192,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     own = _of_one_layer(profile.work, kernels)
 
     def by_layer_of(value: Callable[[Work], float]) -> list[LayerTime]:
-        """Sum ``value`` by layer; the sums are in the field for seconds."""
+        """Sum ``value`` by layer; the sums replace the seconds of the returned layers."""
         work = tuple(each._replace(seconds=value(each)) for each in own)
         return by_layer(replace(profile, work=work), network, precision, profile.work)
 

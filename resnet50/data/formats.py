@@ -147,7 +147,8 @@ class Lmdb:
 
 class Raw:
     """Decoded pixels, one image after another in ``pixels.raw``, and ``index.npy``, int64 ``[images, 4]``, with
-    offset, height, width and label. For small data sets, since it takes about ten times as much space as JPEG."""
+    offset, height, width and label. For small data sets, since this format takes about ten times as much space as
+    JPEG."""
 
     def __init__(self, folder: Path, classes: int) -> None:
         self.path, self.classes = folder / PIXELS, classes

@@ -128,7 +128,7 @@ def _paint(
 
 
 def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distance: Picture) -> Picture:
-    """How dark the texture is at each pixel, 0 to 1, of the shape of ``u``."""
+    """The darkness of the texture at each pixel, 0 to 1, of the shape of ``u``."""
     scale = np.float32(2 * np.pi / (look.scale * rng.uniform(0.85, 1.15)))
     phase = np.float32(rng.uniform(0, 2 * np.pi))
     if look.texture == "stripes":
