@@ -15,7 +15,7 @@ def check(run: CosmoFlow) -> None:
 
 
 def slab_plan(run: CosmoFlow) -> SlabPlan:
-    """How the ranks of a group divide a sample into slabs. Raises UserError if the slabs are too thin."""
+    """Return how the ranks of a group divide a sample into slabs. Raises UserError if the slabs are too thin."""
     depth, height, width, _channels = run.data.sample_shape
     network = run.network
     return plan_slabs((depth, height, width), run.training.spatial, network.conv_layers, network.conv_kernel)

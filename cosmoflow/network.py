@@ -4,7 +4,7 @@ from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.errors import UserError
 
 LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default, as in the reference
-SCALE = 1.2  # targets lie in [-1, 1], whose ends tanh reaches only at infinity
+SCALE = 1.2  # targets are in [-1, 1], but tanh reaches -1 and 1 only at infinity
 
 
 def require_divisible(network: Network, sample_shape: tuple[int, ...]) -> None:

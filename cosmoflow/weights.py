@@ -1,7 +1,7 @@
 """The network's weights in a framework-neutral form and in the form of either framework.
 
 The neutral form is the reference's: one array per weight, in the order of the layers (kernel, then bias). Kernels
-of convolutions are [depth, height, width, in, out], those of dense layers [in, out].
+of convolutions are [depth, height, width, in, out]; kernels of dense layers are [in, out].
 """
 
 import zlib
@@ -32,7 +32,7 @@ def names(network: Network) -> list[str]:
 
 
 def pytorch_names(network: Network) -> list[str]:
-    """The names of the same weights in ``CosmoFlowNet.state_dict()``."""
+    """The names of the weights in ``CosmoFlowNet.state_dict()``, in the order of ``names``."""
     weight_names = []
     for block in range(network.conv_layers):
         weight_names += [f"blocks.{block}.convolution.weight", f"blocks.{block}.bias"]
@@ -42,8 +42,8 @@ def pytorch_names(network: Network) -> list[str]:
 
 
 def to_pytorch(weights: Sequence[Array], network: Network) -> dict[str, Array]:
-    """The neutral ``weights``, by PyTorch's names and in PyTorch's layouts. Kernels become [out, in, depth,
-    height, width] and [out, in]."""
+    """Convert the neutral ``weights`` to PyTorch's names and layouts. Kernels become [out, in, depth, height,
+    width] and [out, in]."""
     named = zip(pytorch_names(network), weights, strict=True)
     return {name: np.ascontiguousarray(w.transpose(_TO_PYTORCH[w.ndim])) for name, w in named}
 
@@ -97,7 +97,7 @@ def load(path: Path, network: Network) -> list[Array]:
             facts = file.metadata() or {}
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
         raise UserError(f"{path} cannot be read as safetensors ({error}); export the weights again") from None
-    # The format itself has no checksums. Other tools write none, but may write other metadata.
+    # Safetensors has no checksums of its own; files written by other tools have none, but may have other metadata.
     if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(weights):
         raise UserError(f"{path} is damaged: its checksum does not match; export the weights again")
     wanted = names(network)
@@ -114,8 +114,8 @@ def load(path: Path, network: Network) -> list[Array]:
 
 
 def checksum(tensors: Mapping[str, Array]) -> str:
-    """The CRC-32 of the names, types, shapes and values of tensors of any shape, which the metadata of weight
-    files store as ``crc32``."""
+    """The CRC-32 of the names, types, shapes and values of tensors of any shape; the metadata of a weight file
+    stores it as ``crc32``."""
     crc = 0
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype.str} {tensor.shape}".encode(), crc)

@@ -35,8 +35,8 @@ class Freezer:
         return frozen_blocks(self._model)
 
     def after_epoch(self, world: World, log: RunLog, epoch: int) -> bool:
-        """Freeze the blocks that have converged in ``epoch``, and record how many are frozen. Returns whether the
-        number has grown; the steps must then be rebuilt. Called by all ranks."""
+        """Freeze the blocks that have converged in ``epoch``, and record how many are frozen. Returns whether this
+        number has grown; if so, the steps must be rebuilt. Called by all ranks."""
         if not self._below:
             return False
         already = self.frozen

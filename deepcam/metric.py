@@ -50,6 +50,6 @@ def iou(prediction: Tensor, y: Tensor, classes: int = 3) -> Tensor:
 
 
 def summed_iou(logits: Tensor, y: Tensor) -> tuple[Tensor, int]:
-    """The sum of the samples' IoU, a float64 scalar on their device, and the number of samples. ``logits`` are [b,
-    classes, h, w], ``y`` [b, h, w]."""
+    """The sum of the samples' IoU, a float64 scalar on the device of ``logits``, and the number of samples.
+    ``logits`` are [b, classes, h, w], ``y`` [b, h, w]."""
     return iou(logits, y, logits.shape[1]).sum(), len(y)

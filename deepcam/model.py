@@ -20,8 +20,8 @@ def build_model(network: Network, channels: int) -> "DeepLab":
     divisible by 16 and at least 32.
 
     With ``width`` 1 and 16 middle blocks it is the reference's network, with 56,454,720 parameters for 16 channels
-    and 3 classes. A smaller ``width`` is the fraction of the filters that every layer has, rounded to a multiple
-    of 8. The initial weights are drawn from torch's random state.
+    and 3 classes. With a smaller ``width``, every layer has only this fraction of its filters, rounded to a
+    multiple of 8. The initial weights are drawn from torch's random state.
     """
     return DeepLab(network, channels)
 
@@ -83,7 +83,7 @@ OLD_NAMES = {
 
 
 def current_name(name: str) -> str:
-    """The current name of a weight in a checkpoint of any version."""
+    """The current name of the weight that is called ``name`` in a checkpoint of any version."""
     for old, new in OLD_NAMES.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -91,9 +91,10 @@ def current_name(name: str) -> str:
 
 
 class Block(nn.Module):
-    """Separable convolutions with these ``widths``, each followed by batch norm, with a ReLU between them; a final
-    one without batch norm, which has the stride; then the shortcut is added, after a 1 x 1 convolution and batch
-    norm if the shape changes; and, if ``relu``, a ReLU is applied to the sum."""
+    """Separable convolutions with these ``widths``, each followed by batch norm, with a ReLU between them. If
+    ``closing`` or strided, they end with a separable convolution without batch norm, which has the ``stride``. The
+    shortcut is added, after a 1 x 1 convolution and batch norm if the shape changes; if ``relu``, a ReLU is
+    applied to the sum."""
 
     def __init__(
         self, inputs: int, widths: Sequence[int], *, stride: int = 1, closing: bool = False, relu: bool = True
@@ -166,7 +167,7 @@ class ASPP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps ``x`` [b, inputs, h, w] to [b, filters, h, w]."""
         levels = [level(x) for level in self.levels]
-        # The mean has channels last, so that its gradient and its weights' have the same layout as the others'.
+        # With the mean in channels-last layout, gradients have the same layout as in the other branches.
         mean = x.permute(0, 2, 3, 1).mean((1, 2), keepdim=True).permute(0, 3, 1, 2)
         levels.append(self.mean(mean).expand_as(levels[0]))
         y: Tensor = self.join(torch.cat(levels, 1))

@@ -20,7 +20,7 @@ from mlhpc.deepcam.train import network
 
 @oom_as_user_error()
 def profile(run: DeepCam, request: Request, world: World) -> Profile:
-    """Profile the requested steps, which are those of ``train`` but not compiled. Called by all ranks."""
+    """Profile the requested steps, which are the steps of ``train`` without compilation. Called by all ranks."""
     training, channels = run.training, run.data.sample_shape[-1]
     device = pick_device(training.device, world.local_rank)
     model = network(run, device, world)

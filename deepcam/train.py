@@ -172,7 +172,7 @@ def network(run: DeepCam, device: torch.device, world: World) -> DeepLab:
 
 
 def _steps(run: DeepCam, state: State, captured: Captured | None) -> TrainAndEvaluate:
-    """The steps for the weights that are not frozen."""
+    """Make the training and evaluation steps; only weights that are not frozen are updated."""
     training, accumulate = run.training, run.backward_passes
     if run.emulation.enabled:
         return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
@@ -191,7 +191,7 @@ def _start(
     local_batch: int,
     log: RunLog,
 ) -> tuple[TrainAndEvaluate, Graphs | None]:
-    """The steps, compiled and warmed up on zeros, and their graphs if they are replayed."""
+    """Compile the steps and warm them up on zeros; return them, and their CUDA graphs if these are replayed."""
     shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
     evaluated = run.training.eval_batch_size
     if run.loading.decode == "device" and not run.emulation.enabled:

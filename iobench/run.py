@@ -1,4 +1,4 @@
-"""``mlhpc io run``: check, emulate and summarise. Read ``main`` first."""
+"""``mlhpc io run``: check, emulate and summarise. Read ``run`` first."""
 
 import json
 import os
@@ -35,8 +35,8 @@ from mlhpc.record.environment import Environment
 
 @dataclass(frozen=True)
 class Paths:
-    """The folders of a run. ``data``: None for a workload that reads nothing; ``checkpoints``: the parent folder
-    of checkpoints."""
+    """The folders of a run. ``data`` is None for a workload that reads nothing; ``checkpoints`` is the parent
+    folder of checkpoints."""
 
     data: Root | None
     out: Path
@@ -49,7 +49,8 @@ def run(
     """Emulate ``workload`` and write ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` to
     ``paths.out``. Called by all ranks, and returns the result on all.
 
-    Raises UserError, the same on all ranks; in this case no output folder is left, unless a rank was killed.
+    Raises UserError, the same on all ranks; in this case, no output folder is left behind, unless a rank was
+    killed.
     """
     layout = Layout(paths.data, workload.dataset) if workload.dataset and paths.data else None
     on_all_ranks(world, lambda: require_enough(workload, world.size))

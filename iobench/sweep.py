@@ -67,12 +67,13 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """The recommended rate over the workload's own."""
+        """The ratio of the rate with the recommended settings to that with the workload's own."""
         return self.recommended.rate / self.own.rate
 
     @property
     def confirmed(self) -> bool:
-        """Whether every run with the recommended settings was faster than every run with the workload's own."""
+        """Return whether every run with the recommended settings was faster than every run with the workload's
+        own."""
         return min(self.recommended.rates) > max(self.own.rates)
 
     def record(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Sweep:
         seen: list[Workload] = []
         for chosen in [(), *combinations]:
             workload = self.workload(chosen)
-            if workload in seen:  # such as the workload's own settings
+            if workload in seen:  # for example, the workload's own settings
                 continue
             seen.append(workload)
             if workload.dataset is None:
@@ -118,7 +119,7 @@ class Sweep:
         return planned
 
     def workload(self, chosen: Sequence[str] = ()) -> Workload:
-        """The workload with the sweep's settings and those ``chosen``."""
+        """The workload with the sweep's settings and the ``chosen`` ones."""
         return load.load(self.source, [*self.settings, *chosen])
 
     def measure(self, points: Sequence[Point], name: str) -> None:
@@ -180,8 +181,8 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:
     """Compare runs of ``mlhpc run`` for the workload's benchmark on its data set ``data``: with the workload's own
     loading settings, and with those recommended, on files converted to the recommended compression. A run has one
-    epoch, steps of the workload's length, and dropped caches. Raises UserError if a setting has no counterpart
-    there."""
+    epoch, steps of the workload's length, and dropped caches. Raises UserError if a setting has no counterpart in
+    ``mlhpc run``."""
     require_counterparts(sweep, data)
     workload, chosen = sweep.workload(), dict(setting.split("=", 1) for setting in settings)
     converted = data
@@ -246,8 +247,8 @@ def write(
 
 
 def _mlhpc(*words: str) -> None:
-    """Run a command of the suite in a separate process, which ends, together with its ranks, when this one does.
-    Raises UserError with the command's last line if it fails."""
+    """Run a command of the suite in a separate process, which ends, together with its ranks, when the current
+    process ends. Raises UserError with the command's last line if it fails."""
     process = subprocess.Popen(program(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, errors = process.communicate()

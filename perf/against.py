@@ -62,7 +62,7 @@ class Compared:
 
     @property
     def rate_inside(self) -> bool:
-        """Whether the measured rate is inside the predicted interval."""
+        """Return whether the measured rate is inside the predicted interval."""
         return self.rate[1] <= self.row.samples_per_s <= self.rate[2]
 
     @property
@@ -72,7 +72,7 @@ class Compared:
 
     @property
     def epochs_inside(self) -> bool | None:
-        """Whether the logged runs' mean number of epochs is inside the predicted interval."""
+        """Return whether the logged runs' mean number of epochs is inside the predicted interval."""
         return self.epochs and self.epochs.low <= self.row.epochs[0] <= self.epochs.high
 
     @property
@@ -84,7 +84,7 @@ class Compared:
 
     @property
     def total_inside(self) -> bool | None:
-        """Whether the measured time to train is inside the predicted interval."""
+        """Return whether the measured time to train is inside the predicted interval."""
         if self.total_s is None or not self.row.total_s:
             return None
         return self.total_s[1] <= self.row.total_s <= self.total_s[2]
@@ -101,7 +101,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the ``of`` intervals contain the measurement, and the median width, as the ratio of the ends."""
+    """The number of intervals, out of ``of``, that contain the measurement, and the intervals' median width, as
+    the ratio of their ends."""
 
     inside: int
     of: int
@@ -109,8 +110,8 @@ class Coverage:
 
 
 def against(options: argparse.Namespace) -> int:
-    """``mlhpc predict --against``: prints the errors on a file's sets, or on the suite's if the file is
-    "published", for one benchmark or all. Raises UserError."""
+    """``mlhpc predict --against``: prints the prediction errors for the sets in a file, or for the suite's sets if
+    the file is "published", of one benchmark or all. Raises UserError."""
     given = machine(options.machine) if options.machine else None
     if options.out:
         raise UserError(
@@ -141,9 +142,9 @@ def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Com
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
-    """Predict rates, epochs, times and baselines of each of ``sets`` that was known when the model was made, from
-    the sets of other rounds or of other accelerator families. By round, sets whose accelerator no other round has
-    are omitted, because nothing is known about it."""
+    """For each of ``sets`` that was known when the model was made, predict rate, epochs, time and baseline from
+    the sets of other rounds or of other accelerator families. By round, sets whose accelerator occurs in no other
+    round are omitted, because nothing is known about that accelerator."""
     shown = [row for row in sets if row.is_early]
     factors = fit(shown)
     predicted = []
@@ -165,8 +166,8 @@ def _compared(
     machine: Machine,
     others: Sequence[Published] | None = None,
 ) -> Compared:
-    """``others``: the sets from which epochs and the parts other than steps are derived; None: the published ones.
-    For a blind set, the committed prediction is compared, not today's."""
+    """Compare a set with its prediction. ``others``: the sets from which epochs and the parts other than steps are
+    derived; None: the published sets. For a blind set, the committed prediction is compared, not today's."""
     if row.committed:
         committed = Estimate(*row.committed[1], "committed before the result was read")
         like = baseline(row, sets, machine.family)
@@ -233,7 +234,7 @@ def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
-    """The summary of the known errors; None if there are none."""
+    """The summary of all errors that are known; None if none is."""
     absolute = [abs(error) for error in errors if error is not None]
     if not absolute:
         return None
@@ -291,8 +292,7 @@ def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
-    """Sentences that summarise the errors of the model and, over the sets that have a baseline, of the
-    baseline."""
+    """Sentences that summarise the errors of the model and, for the sets that have a baseline, of the baseline."""
     if not compared:
         return []
     both = [c for c in compared if c.baseline is not None]

@@ -6,9 +6,10 @@ generation and layer kind is fitted to the ``fit`` rows of ``published.csv``:
     step = local batch · roofline / efficiency + layers · launch + all-reduce
 
 The roofline of a sample is the sum over layers and passes of the larger of FLOPs over the peak and bytes over the
-memory's bandwidth; ``launch`` is one constant for all, the time per layer and step independent of the batch
-size (kernel launches, optimizer); all-reduce is the model of ``collectives.py``, without overlap. An efficiency is
-the median over the group's rows. All constants are computed from the file on demand, which takes milliseconds.
+memory's bandwidth; ``launch``, one constant for all sets, is the time per layer and step that does not depend on
+the batch size (kernel launches, optimizer); all-reduce follows the model of ``collectives.py``, without overlap.
+An efficiency is the median over the group's rows. All constants are computed from the file on demand, which takes
+milliseconds.
 """
 
 import math
@@ -28,7 +29,7 @@ SPEEDUP_OF_FOUR = 1.98
 """Training throughput with 4 accelerators per sample relative to 1, at the same batch (Farrell et al. 2021,
 section 4.2.1: Fugaku, 16,384 processors, relative to an extrapolation from 512 to batch 4096)."""
 ALL = "all families"
-"""Stands for the family in the group of an efficiency used for a family without sets."""
+"""Takes the place of the family in the group of an efficiency that is used for families without sets."""
 _RECENT = 2022
 _UNKNOWN_FACTOR = 3.0
 """Used if no set can be left out, because each is the only one in its group."""
@@ -60,7 +61,7 @@ class Efficiency:
 
     @property
     def how(self) -> str:
-        """The origin of the efficiency, as text."""
+        """A phrase that states the origin of the efficiency."""
         family, generation = self.group
         if not self.sets:
             return f"{family}, {generation}"
@@ -92,7 +93,7 @@ class Calibration:
 
     def factor_of(self, efficiency: Efficiency, family: str, *, known: bool) -> float:
         """The error bound of a prediction on ``family`` that uses ``efficiency``. ``known``: whether the predicted
-        run's software is the efficiency's."""
+        run uses the software from which the efficiency was derived."""
         if efficiency.factor:
             return efficiency.factor
         if not efficiency.sets or (
@@ -103,8 +104,8 @@ class Calibration:
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
         """The efficiency of this generation (None: the newest), or else of the family's generation nearest in
-        year. A family that only round 3.0 has gets the efficiency of ``recent``, a family without sets the median
-        over the newest generation of all families. Raises UserError for an unknown kind."""
+        year. A family that occurs only in round 3.0 gets the efficiency of ``recent``; a family without sets gets
+        the median over the newest generation of all families. Raises UserError for an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no known efficiency for layers of type {kind!r}")
@@ -136,8 +137,8 @@ class Recent:
 
 
 def kind_of(network: Network) -> Kind:
-    """The kind of layer with most of the network's FLOPs; kinds of convolution differ in their spatial axes.
-    Raises UserError, naming the largest layer, if no published set covers the kind."""
+    """The kind of layer with most of the network's FLOPs; convolutions are distinguished by their number of
+    spatial axes. Raises UserError, naming the largest layer, if no published set covers the kind."""
     flops: dict[str, int] = {}
     largest: dict[str, Layer] = {}
     for layer in network:
@@ -171,8 +172,8 @@ def roofline(network: Network, machine: Machine, precision: Precision) -> float:
 
 
 class _Row(NamedTuple):
-    """What the fit uses of a set. Seconds: its ``step``, the roofline ``bound`` of its local batch, its
-    all-reduce."""
+    """The values of a published set that the fit uses. In seconds: the measured ``step``, the roofline ``bound``
+    of the local batch, and the all-reduce (``reduce``)."""
 
     group: Group
     precision: Precision
@@ -200,8 +201,8 @@ def _of(row: Published) -> _Row:
     if row.spatial == 1:
         bound *= row.local_batch_size
     else:
-        # The step of the same batch on a quarter of the accelerators, from the speed-up; other divisions are not
-        # fitted.
+        # The step of the same batch on a quarter of the accelerators, computed from the speed-up; other divisions
+        # are not fitted.
         step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR
     return _Row((machine.family, row.generation, kind), row.precision, step, bound, len(net.layers), reduce)
 
@@ -228,7 +229,8 @@ def _error(rows: Sequence[_Row], launch: float) -> float:
 
 
 def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
-    """Measured over predicted step time of each row, predicted from the others of its group if there are any."""
+    """The ratio of measured to predicted step time of each row that is predicted from the others of its group;
+    rows without others are omitted."""
     ratios = []
     for row in rows:
         others = [other for other in rows if other is not row and other.group == row.group]
@@ -239,7 +241,7 @@ def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
 
 
 def fit(sets: Sequence[Published]) -> Calibration:
-    """Calibration with the sets marked ``fit``. Raises UserError if there are none."""
+    """Calibrate with the sets marked ``fit``. Raises UserError if there are none."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     if not used:
         raise UserError("no set is marked fit, so the model cannot be calibrated")
@@ -267,7 +269,7 @@ def _fitted(used: Sequence[Published]) -> Calibration:
 def recent(sets: Sequence[Published]) -> Recent | None:
     """One efficiency for each kind of layer, and one time per layer, shared by all accelerators with bfloat16 in
     the PyTorch sets of rounds 2.0 (``fit``) and 3.0 (``seen``), because A100 and H100 need about the same time per
-    layer and reach about the same share of the roofline. None without sets of round 3.0."""
+    layer and reach about the same share of the roofline. Returns None without sets of round 3.0."""
     used = [
         row
         for row in sets
@@ -281,7 +283,7 @@ def recent(sets: Sequence[Published]) -> Recent | None:
     rows = [row._replace(group=(*group, row.group[2])) for row in map(_of, used)]
     launch = min(_LAUNCHES, key=lambda value: _error(rows, value))
     ratios = _left_out(rows, launch)
-    # A further set is inside with probability 0.8 (Vovk, Gammerman and Shafer 2005, conformal prediction).
+    # An additional set is within it with probability 0.8 (Vovk, Gammerman and Shafer 2005, conformal prediction).
     factor = _factor_of(ratios, min(len(ratios), math.ceil(0.8 * (len(ratios) + 1))))
     return Recent(families, {
         kind: Efficiency(value, group, count, precision, exact=True, launch=launch, factor=factor)
@@ -290,14 +292,14 @@ def recent(sets: Sequence[Published]) -> Recent | None:
 
 
 def nine_of_ten(ratios: Sequence[float]) -> float:
-    """The factor by which at least nine of ten ratios differ from 1 at most."""
+    """The smallest factor f for which at least nine of ten ratios are between 1/f and f."""
     return _factor_of(ratios, math.ceil(0.9 * len(ratios)))
 
 
 def _factor_of(ratios: Sequence[float], count: int) -> float:
-    """The factor by which ``count`` of the ratios differ from 1 at most."""
+    """The smallest factor f for which ``count`` of the ratios are between 1/f and f."""
     off = sorted(abs(math.log(ratio)) for ratio in ratios)
-    # Rounded up, so that the set at the bound is inside.
+    # Rounded up, so that the set that determines the factor is itself within it.
     return math.exp(off[count - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
 
 
@@ -309,7 +311,7 @@ def group_of(row: Published, by: By) -> str:
 def left_out(
     rows: Sequence[Published], sets: Sequence[Published], by: By
 ) -> Iterator[tuple[Published, Calibration]]:
-    """Each of ``rows``, with a calibration on the ``fit`` rows of ``sets`` from other rounds or accelerator
+    """Yield each of ``rows``, with a calibration on the ``fit`` rows of ``sets`` from other rounds or accelerator
     families. Rows whose kind of layer has no efficiency in that calibration are omitted."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     for group in dict.fromkeys(group_of(row, by) for row in rows):
@@ -353,5 +355,5 @@ def _year(generation: str | None) -> int:
 
 @cache
 def calibration() -> Calibration:
-    """Calibration with the suite's published results."""
+    """The calibration with the suite's published results."""
     return fit(published())

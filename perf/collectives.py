@@ -22,7 +22,7 @@ def ring_bytes(size: float, ranks: int) -> float:
 
 
 def server_bytes(size: float, workers: int, servers: int) -> float:
-    """Bytes that one parameter server receives and sends together, 2·M·W/P."""
+    """Bytes that one parameter server receives and sends in total, 2·M·W/P."""
     return 2 * size * workers / servers
 
 
@@ -40,8 +40,9 @@ def parameter_servers(size: float, workers: int, servers: int, bandwidth: float)
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The ``seconds`` of the fastest ``algorithm``, and those of each algorithm. ``bound``: what limits it,
-    bandwidth or latency; "measured" if the machine file has a measured rate that is lower than the model's."""
+    """The ``seconds`` of the fastest all-reduce ``algorithm``, and the seconds of each algorithm. ``bound``: what
+    limits it, bandwidth or latency; "measured" if the machine file has a measured rate that is lower than the
+    model's."""
 
     seconds: float
     algorithm: str
@@ -50,8 +51,8 @@ class AllReduce:
 
 
 def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllReduce:
-    """All-reduce of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, by the fastest algorithm, which is
-    what communication libraries choose.
+    """The time of an all-reduce of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, by the fastest
+    algorithm, since communication libraries choose this one.
 
     ring: one ring through all ranks. A hop within a node has the bandwidth between peers, a hop between nodes the
     combined bandwidth of a node's network cards, since NCCL runs one ring per card. tree: a tree with the same

@@ -44,7 +44,7 @@ class ReferenceRuns:
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean and deviation of the logarithm of a ratio over ``sets`` sets."""
+    """The mean and standard deviation of a ratio's logarithm over ``sets`` sets."""
 
     mean: float
     deviation: float
@@ -52,7 +52,7 @@ class Spread:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """The 95% prediction interval for the ratio of one further set (Student's t)."""
+        """The 95% prediction interval for the ratio of one additional set (Student's t)."""
         half = student(self.sets - 1) * self.deviation * math.sqrt(1 + 1 / self.sets)
         return math.exp(self.mean - half), math.exp(self.mean + half)
 
@@ -141,14 +141,14 @@ def _point(row: Published) -> float:
 
 
 def _round_07(batch: int, sets: Sequence[Published]) -> Estimate:
-    """Epochs of round 0.7's CosmoFlow (kernel 2, 262,144 samples), from its ``fit`` sets, with the range of their
-    runs."""
+    """Epochs to target of CosmoFlow as in round 0.7 (kernel 2, 262,144 samples), from that round's ``fit`` sets,
+    with the range over their runs."""
     rows = [r for r in sets if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
     if len(rows) < 3:
         raise UserError("cosmoflow, preset v07: too few sets of round 0.7 to estimate the epochs")
     points = [Point(r.batch, r.epochs, r.name) for r in rows]
     estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
-    # The spread of the sets around the line through the others, like that around the reference's points.
+    # The spread of each set around the line through the other sets, like the spread around the reference's points.
     ratios = []
     for left_out in points:
         others = [p for p in points if p is not left_out]

@@ -55,7 +55,7 @@ _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"),
 
 
 def dimension_of(key: str) -> str:
-    """What the figure ``key`` measures: bytes, bytes/s, FLOP/s, s or a share."""
+    """Return what the figure ``key`` measures: bytes, bytes/s, FLOP/s, s or a share."""
     table, _, name = key.partition(".")
     return _FIGURES[table][name].dimension
 
@@ -71,8 +71,8 @@ class Machine:
     """A system of identical nodes. An accelerator is what computes one rank's step: a GPU, or the processor of a
     node without GPUs.
 
-    ``figures`` (base units) and ``sources`` by ``table.key``; ``facts``: the plain values. ``where``: the file,
-    ``lines``: the line of each key in it.
+    ``figures`` (in base units) and ``sources``: by ``table.key``. ``facts``: names and counts. ``where``: the
+    file. ``lines``: the line of each key in the file.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the accelerators are the processors of nodes without GPUs."""
+        """Return whether the accelerators are the processors of nodes without GPUs."""
         return bool(self.facts.get("accelerator.is_cpu", False))
 
     @property
@@ -110,7 +110,7 @@ class Machine:
 
     @property
     def holds_data(self) -> bool:
-        """Whether the data set is already on the machine: a single node without a shared file system."""
+        """Return whether the data set is already on the machine: a single node without a shared file system."""
         return self.nodes == 1 and self.get("storage.shared_read") is None
 
     def get(self, key: str) -> float | None:
@@ -118,8 +118,8 @@ class Machine:
         return self.figures.get(key)
 
     def need(self, key: str, why: str) -> float:
-        """The figure ``key`` in base units. Raises UserError, saying ``why`` the figure is needed, if it is
-        missing."""
+        """The figure ``key`` in base units. If the figure is missing, raises UserError that says ``why`` it is
+        needed."""
         if key not in self.figures:
             raise UserError(f"{self.at(key)}: {key} is missing, but required for {why}")
         return self.figures[key]
@@ -130,8 +130,8 @@ class Machine:
         return _at(self.where, self.lines, key)
 
     def peak(self, precision: str) -> tuple[float, str]:
-        """FLOP/s of matrix products in a run's ``training.precision``, and the key of this figure; it is float32's
-        if the file has no other."""
+        """FLOP/s of matrix products in a run's ``training.precision``, and the key of this figure; float32's
+        figure if the file has no other."""
         for key in PRECISIONS[precision]:
             if value := self.get(f"accelerator.{key}"):
                 return value, f"accelerator.{key}"
@@ -160,7 +160,7 @@ class Machine:
 
 
 def ceilings_of(given: Machine, precision: str) -> Ceilings:
-    """The peaks of one of ``given``'s accelerators in ``precision``."""
+    """The peak rates of one accelerator of the machine ``given`` in ``precision``."""
     figures = given.figures
     return Ceilings(
         str(given.facts["accelerator.model"]),
@@ -180,7 +180,7 @@ def known() -> list[str]:
 
 def device_model(name: str) -> Machine:
     """The machine ``name``, or the suite's first machine with accelerators of the family ``name`` (``h100``),
-    preferably one that has the driver's times. Raises UserError."""
+    preferably one whose file has the driver's launch times. Raises UserError if there is none."""
     alike = [each for each in map(machine, known()) if each.family.lower() == name.lower()]
     alike.sort(key=lambda each: each.get("driver.launch") is None)
     return alike[0] if alike and name not in known() else machine(name)
@@ -205,7 +205,7 @@ def machine(name: str) -> Machine:
 
 
 def parse(text: str, where: str, name: str) -> Machine:
-    """The machine described by the TOML ``text`` of the file ``where``. Raises UserError."""
+    """The machine described by the TOML ``text`` of the file ``where``. Raises UserError if it is invalid."""
     try:
         tables, lines = parse_toml(text), toml_lines(text)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""What moving bytes costs: Ibrahim et al. 2021, section V-C and figure 4, and the input path of a step.
+"""The cost of moving data (Ibrahim et al. 2021, section V-C and figure 4), and the input path of a step.
 
 The gap of a byte is the bandwidth of the accelerator's own memory divided by the bandwidth at which the byte
 moves. The cost of a sample is bytes times gap, summed over model and activations, the sample itself, and the
-all-reduce of the gradients, whose share per sample falls with the local batch. It is a lower bound: everything
-overlaps, and memory runs at its peak.
+all-reduce of the gradients, whose share per sample falls with the local batch. This cost is a lower bound: it
+assumes that everything overlaps and that memory runs at its peak.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ def gap(machine: Machine, bandwidth: float) -> float:
 @dataclass(frozen=True)
 class Costs:
     """Cost of moving one sample's data, as the equivalent number of bytes of accelerator memory traffic (figure
-    4). ``sample``: the cost over the host's link, and that of reading from the data set's storage; None if the
-    machine file has no figure for it."""
+    4). ``sample``: the cost over the host's link, and the cost of reading from the data set's storage, which is
+    None if the machine file has no figure for it."""
 
     activations: float
     sample: tuple[float | None, float | None]
@@ -49,7 +49,7 @@ def costs(
 ) -> Costs:
     """The costs of figure 4 for a data set in ``tier``. ``moved``: bytes of activations and model that a sample
     moves in the accelerator's memory; ``gradients``: bytes of all gradients in float32. A ring of many ranks moves
-    the gradients twice, but in both directions at once, so their gap is that of one network card.
+    the gradients twice, but in both directions at once, so their gap equals that of a single network card.
     """
     link, nic = machine.get("links.host"), machine.get("network.bandwidth")
     read = read_seconds(sample, tier)
@@ -73,8 +73,8 @@ def gaps(machine: Machine) -> dict[str, float]:
 
 
 def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
-    """Seconds in which a node reads a sample: it opens the files, then reads what is not in memory. None if the
-    machine file has no rate for ``tier``."""
+    """Seconds that a node takes to read a sample: to open its files, then to read what is not in memory. None if
+    the machine file has no rate for ``tier``."""
     if not tier.read:
         return size.files * tier.opening or None
     return size.files * tier.opening + size.stored * (1 - tier.cached) / tier.read
@@ -96,7 +96,7 @@ def input_seconds(
     samples = local * machine.per_node
     times = {}
     if (read := read_seconds(size, tier)) is not None:
-        # The file system's servers are asked even for files whose bytes are in memory.
+        # The file system's servers are contacted even for files whose content is in memory.
         where = FILE_SYSTEM if tier.opening else tier.name
         times[f"read from {where}"] = samples * read
     if link := machine.get("links.host"):

@@ -1,7 +1,7 @@
 """The time that published runs spend outside training steps: staging, evaluation, and the rest of the timed run.
 
-Each is the median over the strong-scaling ``fit`` sets, with minimum and maximum, because submissions differ in
-their staging and evaluation methods by more than their machines explain.
+Each of these times is the median over the strong-scaling ``fit`` sets, with minimum and maximum, because
+submissions differ in their staging and evaluation methods by more than their machines explain.
 """
 
 import statistics
@@ -23,8 +23,8 @@ class Parts:
 
     ``staging_rate``: bytes/s of a node copying its share of the data set from the shared file system.
     ``evaluation``: accelerator seconds per evaluated sample, relative to those per trained sample. ``rest``: share
-    of the time to train that is neither staging, evaluation nor median epochs; it includes the first epoch's
-    excess.
+    of the time to train that remains after staging, evaluation and epochs of median length; it includes the first
+    epoch's excess.
     """
 
     staging_rate: Triple

@@ -2,10 +2,10 @@
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
 submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
-``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, ``seen`` for round
-3.0, whose results were not looked at before the model was finished and to which a separate fit was then made
-(``calibration.recent``), and ``blind`` if its prediction was committed before its result was read: ``blind.csv``,
-ResNet-50 of MLPerf Training.
+``use`` is ``fit`` if the model may be fitted to the row, ``test`` if the model is only tested on the row, ``seen``
+for round 3.0, whose results were not looked at before the model was finished and to which a separate fit was then
+made (``calibration.recent``), and ``blind`` if its prediction was committed before its result was read:
+``blind.csv``, ResNet-50 of MLPerf Training.
 """
 
 import csv
@@ -72,7 +72,7 @@ class Published:
 
     @property
     def is_early(self) -> bool:
-        """Whether the row was known when the model was made."""
+        """Return whether the row was known when the model was made."""
         return self.use in ("fit", "test")
 
     @property
@@ -127,7 +127,7 @@ class Published:
 
     @cached_property
     def machine(self) -> Machine:
-        """The machine that lists in ``systems`` the beginning of this set's system_desc_id. Raises UserError if
+        """The machine whose ``systems`` include the beginning of this set's system_desc_id. Raises UserError if
         there is none."""
         named = re.sub(r"\W", "", self.system.lower())
         for system in _machines():
@@ -179,7 +179,7 @@ def parse(text: str, where: str) -> Iterable[Published]:
 
 
 class _Cells:
-    """The numbers in a row; error messages name the row by ``where``."""
+    """The numeric cells of a row; ``where`` names the row in error messages."""
 
     def __init__(self, row: dict[str, Any], where: str) -> None:
         self._row, self._where = row, where
@@ -198,7 +198,7 @@ class _Cells:
         return value
 
     def maybe(self, key: str, factor: float = 1.0) -> float | None:
-        """``factor`` times the number; None for an empty cell."""
+        """The cell's number, multiplied by ``factor``; None for an empty cell."""
         value = self.number(key, optional=True) * factor
         return None if math.isnan(value) else value
 

@@ -29,8 +29,8 @@ class SampleBytes:
 
 
 def sample_bytes(run: Run) -> SampleBytes:
-    """The bytes of a sample in ``run``'s data set. Samples of other than the official shape are scaled by their
-    number of values.
+    """The stored and received size of a sample in ``run``'s data set. If the shape is not the official one, the
+    sizes are scaled by the number of values.
 
     Values are delivered in ``loading.sample_dtype``, ResNet-50's in float32. Samples that a GPU decodes
     (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than given here.

@@ -1,4 +1,5 @@
-"""Time to solution of configurations that were not run: throughput and epoch scaling, connected by the batch size.
+"""Time to solution of configurations that were not run: throughput and epoch scaling, which the batch size
+connects.
 
 T_solution = T_staging + T_epoch · epochs + T_extra (Farrell et al. 2021, section 4.1, equation 1). T_epoch depends
 on the system and its size, the number of epochs to target on the batch size (section 4.1.2), so each is scaled
@@ -32,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value with its range; ``how``: a text that says how it was derived."""
+    """A value with its range; ``how``: a phrase that states how the value was derived."""
 
     value: float
     low: float
@@ -46,14 +47,14 @@ class Estimate(NamedTuple):
 
 
 def added(*terms: Triple) -> Triple:
-    """The sum of independent terms: their deviations add in quadrature."""
+    """Add independent terms, whose deviations add in quadrature."""
     value = sum(t[0] for t in terms)
     below = math.hypot(*(t[0] - t[1] for t in terms))
     return value, max(0.0, value - below), value + math.hypot(*(t[2] - t[0] for t in terms))
 
 
 def multiplied(a: Triple, b: Triple) -> Triple:
-    """The product of independent factors: the deviations of their logarithms add in quadrature."""
+    """Multiply independent factors; the deviations of their logarithms add in quadrature."""
     value = a[0] * b[0]
     if min(*a, *b) <= 0:
         return value, a[1] * b[1], a[2] * b[2]
@@ -110,7 +111,8 @@ def predict(
     """Combines the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
     (epochs by batch size, of one problem and division on any machine) at ``batch``.
 
-    Each end of the range combines the same end of all terms. None if ``system`` or ``convergence`` is empty.
+    Each end of the range combines the same end of all terms. Returns None if ``system`` or ``convergence`` is
+    empty.
     """
     if not system or not convergence:
         return None
@@ -139,9 +141,9 @@ def carried(
 ) -> Estimate:
     """A quantity at size ``at``, estimated from ``points``; sizes are positive. ``axis`` is the name of the size.
 
-    A single measurement is scaled with ``exponent``, its range with both ``limits``. Between two, the value
-    is interpolated and the range spans the predictions from each of the two. Beyond several, the value follows the
-    slope of the last two if that is within the limits.
+    A single measurement is scaled with ``exponent``, and its range with both ``limits``. Between two measured
+    sizes, the value is interpolated, and the range spans the predictions from each of the two. Beyond several
+    measured sizes, the value follows the slope of the two nearest if this slope is within the limits.
     """
     sizes = _by_size(points)
     below = [p for p in sizes if p.size <= at]
@@ -168,9 +170,10 @@ def carried(
 
 
 def _other_share(system: Sequence[Measured], units: int, share: float) -> Estimate:
-    """T_epoch if no set has this batch size per unit, from the set with the nearest one, with ideal scaling to
-    ``units``. With a larger batch size per unit, T_epoch is between the same epoch time (throughput bound) and the
-    same step time (proportionally shorter epoch); with a smaller one, the reverse."""
+    """Estimate T_epoch for a batch size per unit that no set has, from the set with the nearest one, with ideal
+    scaling to ``units``. If the wanted batch size per unit is larger than the set's, T_epoch lies between the
+    set's (limited by throughput) and that with the same step time (a proportionally shorter epoch); if it is
+    smaller, the reverse."""
     near = min(
         system, key=lambda m: (abs(math.log(m.batch / m.units / share)), abs(math.log(m.units / units)))
     )
@@ -184,7 +187,7 @@ def _other_share(system: Sequence[Measured], units: int, share: float) -> Estima
 
 
 def _by_size(points: Sequence[Point]) -> list[Point]:
-    """One point per size, sorted: the mean of the values measured there, and the widest range."""
+    """One point per size, sorted: the mean of the values measured at this size, and the widest range."""
     sizes: dict[float, list[Point]] = {}
     for point in points:
         sizes.setdefault(point.size, []).append(point)

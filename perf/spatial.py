@@ -1,9 +1,8 @@
 """Spatial parallelism: several accelerators compute one sample, and exchange the borders of their parts (halos).
 
 Only convolutions are divided (Farrell et al. 2021, section 4.2.1: "Dense layers not split" in its Mesh
-TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` describes an inner rank
-of such a machine; :class:`Exchange` and :func:`saved_bytes` are exact for this suite's CosmoFlow
-(``training.spatial``).
+TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` describes an inner rank of a
+large group; :class:`Exchange` and :func:`saved_bytes` are exact for this suite's CosmoFlow (``training.spatial``).
 """
 
 import math
@@ -23,8 +22,8 @@ _MOST_PARTS = 16
 
 @dataclass(frozen=True)
 class Halo:
-    """Bytes and messages sent by one rank in the forward pass of one sample; the backward pass repeats them
-    for the gradients of all inputs except the network's."""
+    """The elements and messages that one rank sends in the forward pass of one sample. The backward pass sends the
+    same for the gradients of all layers' inputs except the first layer's."""
 
     elements: int
     messages: int
@@ -87,8 +86,8 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
 
 
 def splits_of(parts: int, axes: int) -> tuple[int, ...]:
-    """How Fugaku's runs divided a sample: 4 along the first axis, then 4 along the next (Farrell et al. 2021:
-    4x1, 4x4)."""
+    """The number of parts of a sample along each axis, as in Fugaku's runs: 4 along the first axis, then 4 along
+    the next (Farrell et al. 2021: 4x1, 4x4)."""
     ways_by_axis: list[int] = []
     while parts > 1 and len(ways_by_axis) < axes - 1:
         ways = min(parts, 4)
@@ -101,7 +100,7 @@ def splits_of(parts: int, axes: int) -> tuple[int, ...]:
 
 def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch_size: int) -> float:
     """Seconds per step that halo exchange takes if ``parts`` accelerators compute ``local_batch_size`` samples
-    together, over the links within a node if the group fits in one. Raises UserError if the machine file has no
+    together, over the links within a node if the group fits in a node. Raises UserError if the machine file has no
     bandwidth between nodes."""
     if parts == 1:
         return 0.0
@@ -129,17 +128,17 @@ class Exchange:
     gathered: int
 
     def bytes(self, precision: Precision, *, training: bool) -> int:
-        """Bytes per sample. In ``training`` the backward pass sends the gradients of all halos except the
-        first: the network's input needs none. Gathered slabs need none either, since every rank has the whole
-        gradient."""
+        """Bytes per sample. In ``training``, the backward pass also sends the gradients of all halos except the
+        first, since the network's input needs no gradient. The gradients of gathered slabs are not sent, since
+        every rank computes the whole gradient."""
         width = activation_bytes(precision)
         backward = self.others if training else 0
         return 4 * self.first + width * (self.others + self.gathered + backward)
 
 
 def exchange(network: Network, plan: SlabPlan, kernel: int) -> Exchange:
-    """The exchange of a group with the slabs of ``plan``. Axes are exchanged in turn, each including the halo
-    of the previous ones."""
+    """The exchange of a group with the slabs of ``plan``. Axes are exchanged in turn, each including the halos of
+    the previous axes."""
     sent = []
     levels = convolutions(network)[: plan.split_levels]
     for level, layer in enumerate(levels):
@@ -172,8 +171,8 @@ def saved_bytes(
     network: Network, plan: SlabPlan, kernel: int, rank: int, precision: Precision, batch: int = 1
 ) -> int:
     """Bytes that ``rank`` of a group keeps for the backward pass of ``batch`` samples, including its part of
-    the input: what ``torch.autograd.graph.saved_tensors_hooks`` counts, each piece of memory once, without weights
-    and their 16-bit copies.
+    the input: the same bytes that ``torch.autograd.graph.saved_tensors_hooks`` counts, each piece of memory once,
+    without weights and their 16-bit copies.
 
     The input of a convolution is kept with its halo and the zeros around the volume; once the slabs have been
     gathered, every rank keeps as much as without division.

@@ -22,8 +22,8 @@ class StagedBytes:
 
 
 def staged_bytes(staging: Staging, size: float, nodes: int, copies: float = 1.0) -> StagedBytes:
-    """The bytes of staging a data set of ``size`` bytes, including evaluation, assuming evenly divisible files.
-    ``copies``: nodes that read the same sample."""
+    """The bytes moved by staging a data set of ``size`` bytes, including evaluation data, if files can be divided
+    evenly. ``copies``: nodes that read the same sample."""
     if staging.mode == "shard":
         return StagedBytes(size * copies / nodes, size * copies, 0.0)
     if staging.read_once:
@@ -57,9 +57,8 @@ def unstaged(
 def place(
     machine: Machine, staging: Staging, train: float, whole: float, nodes: int, together: int
 ) -> Placement:
-    """Placement of staged data with ``train`` bytes of training data and ``whole`` bytes including
-    evaluation. With ``staging.mode=replicate`` every node stores the whole set; if it does not fit, nothing
-    is staged.
+    """The placement of staged data with ``train`` bytes of training data, or ``whole`` bytes including evaluation
+    data. With ``staging.mode=replicate`` every node stores the whole set; if it does not fit, nothing is staged.
 
     Raises UserError if no tier is large enough.
     """
@@ -135,8 +134,8 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
 
 
 def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
-    """Seconds in which a node sends ``size`` bytes of its shard to other nodes, and writes the same number of
-    received bytes to ``tier``: a lower bound from the machine's figures. All connections of a node use one
+    """Seconds that a node takes to send ``size`` bytes of its shard to other nodes, and to write the same number
+    of received bytes to ``tier``: a lower bound from the machine's figures. All connections of a node use one
     address, and so only one of its network cards (``links.listening``). Raises UserError if the machine file has
     no figure for the network."""
     rates: list[float | None] = [machine.need("network.bandwidth", "an exchange of shards between nodes")]

@@ -1,5 +1,5 @@
 """Where a node's part of the data set is (memory, node-local storage or the shared file system: Ibrahim et al.
-2021, section VI), and what share of reads memory serves if it is elsewhere."""
+2021, section VI), and the share of reads that memory serves if the data is elsewhere."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ Scope = Literal["sample", "node"]
 class Tier:
     """Where a node's part of the data set is stored. ``read``: bytes/s of one node, None if unknown. ``cached``:
     share of the bytes that are in the node's memory from earlier epochs and need not be read again. ``opening``:
-    seconds per file that a node opens on the shared file system, whose servers are asked even if the bytes are in
-    memory."""
+    seconds per file that a node opens on the shared file system, whose servers are contacted even if the file's
+    content is in memory."""
 
     name: str
     read: float | None
@@ -66,7 +66,7 @@ def shared_rate(machine: Machine, nodes: int) -> float | None:
 def cached_share(size: float, memory: float, nodes: float = 1) -> float:
     """Share of a node's reads served by its cache of ``memory`` bytes from earlier epochs, with LRU
     replacement; 1 if everything fits. ``size``: bytes that ``nodes`` nodes read once per epoch, reshuffled
-    over all nodes every epoch; 1 node for a shard that only one node reads.
+    over all nodes every epoch; ``nodes`` is 1 for a shard that only one node reads.
 
     After the share u of an epoch, the node has read u / nodes of the data in this epoch, which is not read
     again in it. The rest of the share m = memory / size in its cache is from earlier epochs, and all other
@@ -135,8 +135,8 @@ def _refusal(
 
 
 def spanned(machine: Machine, together: int) -> float:
-    """Number of nodes that read the same sample if ``together`` accelerators share it: one if they fit in a
-    node."""
+    """Number of nodes that read the same sample if ``together`` accelerators share it: one if these accelerators
+    fit in a node."""
     return max(1.0, together / machine.per_node)
 
 

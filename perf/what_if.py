@@ -1,12 +1,12 @@
-"""A finished run with faster storage, faster steps or another number of ranks, recomputed from its own times.
+"""A finished run with faster storage, faster steps or a different number of ranks, recomputed from its own times.
 
-Reading runs ahead of the steps. A loop waits for its first batch as long as reading it takes, and for each later
-batch by as much as reading takes longer than the step before it:
+Reading runs ahead of the steps. A loop waits for its first batch for as long as reading that batch takes, and for
+each later batch for as long as reading takes beyond the preceding step:
 
     wait = read + (batches - 1) · max(0, read - step)
 
-where ``read`` and ``step`` are the seconds per batch. Solved for ``read``, the formula gives the time of reading
-from the measured waits; with other values of ``read`` and ``step`` it gives the waits of a changed run. Reading
+where ``read`` and ``step`` are the seconds per batch. Solved for ``read``, the formula yields the time of reading
+from the measured waits; with other values of ``read`` and ``step``, it yields the waits of a changed run. Reading
 hidden behind the steps leaves no trace, so storage slower than the run's cannot be modelled.
 """
 
@@ -31,9 +31,9 @@ reading, but how long reading took is not known."""
 
 @dataclass(frozen=True)
 class Change:
-    """What to change. ``storage``: the speed of all reading of the data set, and ``compute``: that of the steps,
-    both relative to the run's; ``ranks``: None for the run's number. ``shared``: assume that more ranks together
-    read no more per second. ``hidden``: assume that reading hidden by steps took as long as the steps, not next to
+    """What to change. ``storage``: the speed of reading the data set. ``compute``: the speed of the steps. Both
+    are relative to the run's. ``ranks``: the number of ranks; None: unchanged. ``shared``: assume that more ranks
+    read no faster in total. ``hidden``: assume that reading hidden by steps took as long as the steps, not next to
     nothing."""
 
     storage: float = 1.0
@@ -46,8 +46,8 @@ class Change:
 @dataclass(frozen=True)
 class Recomputed:
     """A run, measured or recomputed. ``parts``: seconds by part of the time to train, as in ``Breakdown``.
-    ``hidden_s``: the most that may have to be added, because it is not known how long reading hidden by steps
-    took. ``title`` names the assumptions."""
+    ``hidden_s``: the largest amount that may have to be added, because it is not known how long reading that was
+    hidden by steps took. ``title`` names the assumptions."""
 
     title: str
     parts: dict[str, float | None]
@@ -69,7 +69,7 @@ class WhatIf:
 
 
 def parse(text: str) -> Change:
-    """The change described by ``text``, such as ``storage=2x,ranks=4``. Raises UserError."""
+    """The change described by ``text``, such as ``storage=2x,ranks=4``. Raises UserError if it is invalid."""
     values: dict[str, float] = {}
     for word in text.split(","):
         key, _, value = word.strip().partition("=")
@@ -113,7 +113,7 @@ def what_if(run: RunDirectory, change: Change) -> WhatIf:
 
 
 def _parts(result: Result, config: Run, change: Change) -> dict[str, float | None]:
-    """The parts of the time with ``change``, in seconds."""
+    """The parts of the time to train with ``change``, in seconds."""
     parts = result.breakdown_s or {}
     per_rank = result.ranks / (change.ranks or result.ranks)  # samples per rank, relative to the run's
     computing = 1.0 if result.emulation else 1 / change.compute  # emulated steps have a fixed time
@@ -168,8 +168,8 @@ def _loop(
     step: float,
 ) -> tuple[float, float]:
     """Seconds of waiting and of steps in a loop of ``after`` batches, recomputed from a loop of ``before`` batches
-    that took ``seconds``, of which it ``waited`` some. ``read`` and ``step``: time per batch relative to that
-    loop; ``hidden``: see ``Change``."""
+    that took ``seconds``, of which ``waited`` seconds were spent waiting. ``read`` and ``step``: time per batch
+    relative to that loop; ``hidden``: see ``Change``."""
     waited = waited or 0.0
     each = max(0.0, (seconds or 0.0) - waited) / before
     if waited < max(each, SMALL * before * each) and not hidden:

@@ -14,6 +14,6 @@ def cross_entropy(logits: Tensor, y: Tensor, label_smoothing: float = 0.1) -> Te
 
 
 def count_correct(logits: Tensor, y: Tensor) -> Tensor:
-    """The number of samples whose class, in ``y`` [b], has the largest of ``logits`` [b, classes]: an integer
-    scalar on their device."""
+    """The number of samples whose class, ``y`` [b], has the largest of the ``logits`` [b, classes]: an integer
+    scalar on the device of the logits."""
     return torch.eq(logits.argmax(1), y).sum()

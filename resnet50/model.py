@@ -50,8 +50,8 @@ def initialise(model: nn.Module) -> None:
 
 def lenet(classes: int) -> nn.Module:
     """LeNet-5 (LeCun et al. 1998, section II.B) with three colours, ReLU and max pooling. For images larger than
-    LeNet-5's 32 x 32, adaptive average pooling reduces the features to the 5 x 5 that the first dense layer
-    takes."""
+    LeNet-5's 32 x 32, adaptive average pooling reduces the features to 5 x 5, the input of the first dense
+    layer."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5),
         nn.ReLU(inplace=True),

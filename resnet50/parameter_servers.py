@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
             return run_local(roles.size, program(argv, __spec__.name))
-        # Workers have the same number of threads with and without servers, which mostly wait and share the cores.
+        # Workers have as many threads with servers as without, since servers mostly wait, on the workers' cores.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         with launch.joined("torch") as world:
             if isinstance(world, TorchWorld):
@@ -197,8 +197,8 @@ class Worker:
         }  # fmt: skip
 
     def _evaluate(self, loader: Loader[TensorPair]) -> tuple[float, int]:
-        """The number of correct predictions for this worker's evaluation images, and the number of these images.
-        Batch norm's statistics are averaged over the workers."""
+        """The number of correct predictions for this worker's evaluation images, and the number of its evaluation
+        images. Batch norm's statistics are averaged over the workers."""
         statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         if statistics:
             mean = flat(statistics)
@@ -223,7 +223,7 @@ class Worker:
 def _loader(
     run: ResNet50, options: argparse.Namespace, roles: Roles, rank: int, device: torch.device
 ) -> Loader[TensorPair]:
-    """The loader of one worker, which has the batches of a rank in a run with only the workers."""
+    """The loader of one worker, with the same batches as this rank would have in a run with the workers alone."""
     if options.evict and rank == 0:
         pagecache.evict([path for path in options.data.rglob("*") if path.is_file()])
     alone = Solo()
@@ -250,9 +250,9 @@ def _loader(
 def _summary(
     run: ResNet50, roles: Roles, options: argparse.Namespace, ranks: list[dict[str, Any]], model_bytes: int
 ) -> ServersRecord:
-    """The content of ``servers.json``. ``seconds``: of the slowest worker; ``wait_s``: data wait of all workers;
-    ``compute_s``: mean over the workers; ``traffic``: bytes [sent, received] by every rank in all steps, including
-    the warm-up."""
+    """The content of ``servers.json``. ``seconds``: time of the slowest worker; ``wait_s``: data wait of all
+    workers; ``compute_s``: mean computing time of the workers; ``traffic``: bytes [sent, received] by every rank
+    in all steps, including the warm-up."""
     workers, servers = ranks[: roles.workers], ranks[roles.workers :]
     # Workers wait for one another in every step, unless updates are asynchronous.
     passes = None if roles.servers and options.asynchronous else 1

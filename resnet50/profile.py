@@ -20,7 +20,7 @@ from mlhpc.resnet50.optim.optimizer import make_optimizer
 
 @oom_as_user_error()
 def profile(run: ResNet50, request: Request, world: World) -> Profile:
-    """Profile the requested steps, which are those of ``train`` but not compiled. Called by all ranks."""
+    """Profile the requested steps, which are the steps of ``train`` without compilation. Called by all ranks."""
     training, side = run.training, run.data.sample_shape[0]
     device = pick_device(training.device, world.local_rank)
     model = build_model(run.network)

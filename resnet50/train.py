@@ -144,7 +144,7 @@ def train(
 
 
 def _steps(run: ResNet50, state: State, local_batch_size: int, log: RunLog) -> Steps[torch.Tensor]:
-    """The steps, compiled and warmed up on zeros."""
+    """Compile the steps and warm them up on zeros."""
     training, accumulate = run.training, run.backward_passes
     loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
 
@@ -164,8 +164,8 @@ def _steps(run: ResNet50, state: State, local_batch_size: int, log: RunLog) -> S
 def _stage(
     run: ResNet50, dataset: Manifest, staged: Path | None, world: World
 ) -> tuple[Manifest, StagingReport | None]:
-    """Stage ``dataset`` to ``staged``, packed or unpacked (None: it is read in place). Returns the data set to
-    read and the report."""
+    """Stage ``dataset`` to ``staged``, packed or unpacked; if ``staged`` is None, the data set is read in place.
+    Returns the data set to read and the report."""
     how = run.staging
     if staged is None:
         return dataset, None

@@ -1,20 +1,21 @@
 /* A convolution of 3³ taps followed by max pooling over 2³ voxels, for CPUs: the pooling, and both gradients.
  *
  * Seven of eight voxels that the pooling reads get no gradient. Frameworks write these zeros into an array as large
- * as the convolution's output and multiply all of them; here a gradient goes from the pooled voxel straight to the 27
- * voxels that its largest value was computed from. That is an eighth of the arithmetic of both gradients.
+ * as the convolution's output and multiply all of them; here the gradient of a pooled voxel is passed straight to the 27
+ * voxels from which its largest value was computed. This takes an eighth of the arithmetic of both gradients.
  *
  * Arrays are channels last: x [samples, d, h, w, channels], pooled and its gradient [samples, d/2, h/2, w/2, filters],
- * float32 or bfloat16 (`half`). `chosen`, uint8, the shape of pooled: which of the eight voxels was the largest,
+ * float32 or bfloat16 (`half`). `chosen`, uint8 in the shape of pooled, says which of the eight voxels was the largest:
  * 4·(d % 2) + 2·(h % 2) + w % 2. Weights and their gradient are float32 [chunks, filters, 9, row]: channels in chunks of
- * at most 16, and for each of the 9 lines of taps the 3 taps' channels, filled up to whole vectors with anything in
- * gradients and with zeros in weights. All sums are of float32. cosmoflow/cpu/pooled.py calls these in threads, each
- * with planes of its own: plane p is the pooled plane p % (d/2) of sample p / (d/2). */
+ * at most 16, and for each of the 9 lines of taps, the channels of its 3 taps, padded to whole vectors (with zeros in
+ * weights, with arbitrary values in gradients). All sums are float32. cosmoflow/cpu/pooled.py calls these functions in
+ * threads, each with its own planes: plane p is the pooled plane p % (d/2) of sample p / (d/2). */
 #include <stdint.h>
 #include <string.h>
 
-/* setup.py compiles this for each kind of processor. WIDTH: numbers of a vector. HELD: vectors of sums that fit into the
- * registers beside what they are made of. Vectors wider than the processor's are correct, but GCC keeps them in memory. */
+/* setup.py compiles this file for each kind of processor. WIDTH: numbers per vector. HELD: number of vectors of sums that
+ * fit into the registers together with their operands. Vectors wider than the processor's also work, but GCC keeps them in
+ * memory. */
 #if defined(__AVX512F__)
 enum { WIDTH = 16, HELD = 27 };
 #elif defined(__AVX2__)
@@ -33,9 +34,9 @@ typedef int32_t whole __attribute__((vector_size(4 * WIDTH), aligned(4), may_ali
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH), aligned(2), may_alias));
 
 typedef struct {
-    int64_t depth, height, width, channels, filters; /* the sides are those of x */
+    int64_t depth, height, width, channels, filters; /* of x */
     const void *x;
-    void *pooled; /* in a backward pass its gradient */
+    void *pooled; /* in a backward pass, its gradient */
     uint8_t *chosen;
     int half;
 } layer;
@@ -43,7 +44,7 @@ typedef struct {
 typedef struct {
     float x[PLANES * LINES * LINE];
     float gradient[MOST_FILTERS * VOXELS];
-    int32_t offset[MOST_FILTERS * VOXELS]; /* in x, of the first voxel under the filter */
+    int32_t offset[MOST_FILTERS * VOXELS]; /* position in x of the first voxel under the filter */
 } scratch;
 
 INLINE float widened(uint16_t half) {
@@ -63,8 +64,8 @@ INLINE float load_one(const void *from, int64_t at, int half) {
     return half ? widened(((const uint16_t *)from)[at]) : ((const float *)from)[at];
 }
 
-/* The largest of the eight voxels that begin at `x`, the first of equal ones, and NaN if there is one, as PyTorch's
- * pooling has it. Without branches, so that it is vectorised. */
+/* Finds the largest of the eight voxels that begin at `x`: the first of equal ones, or NaN if there is one, as in
+ * PyTorch's pooling. Has no branches, so that it is vectorised. */
 #define POOL(name, value_t, number)                                                                            \
     INLINE void name(const value_t *restrict x, value_t *restrict pooled, uint8_t *restrict chosen,            \
                      const int64_t *steps, int64_t filters) {                                                  \
@@ -104,8 +105,8 @@ void mlhpc_pool(const layer *l, int64_t begin, int64_t end, int64_t step) {
         }
 }
 
-/* Copy the voxels of x that a tile's filters read, `taken` channels from `channel` on, with zeros around the volume;
- * or (`add`) add the tile to float32 x, which the caller owns. */
+/* Copies the voxels of x that a tile's filters read, `taken` channels from `channel` on, with zeros around the volume;
+ * or, with `add`, adds the tile to float32 x, which the caller owns. */
 INLINE void copy_tile(const layer *l, scratch *s, int64_t sample, int64_t d, int64_t h, int64_t w, int64_t channel,
                       int taken, int add, int half) {
     for (int64_t i = 0; i < PLANES * LINES; i++) {
@@ -130,7 +131,8 @@ INLINE void copy_tile(const layer *l, scratch *s, int64_t sample, int64_t d, int
     }
 }
 
-/* Gradients and offsets of a tile, by filter. Returns the number of voxels: fewer than VOXELS at the ends. */
+/* Reads the gradients and offsets of a tile, by filter. Returns the number of voxels, which is less than VOXELS at the
+ * ends of a plane. */
 INLINE int read_gradient(const layer *l, scratch *s, int64_t plane, int64_t h, int64_t w, int taken, int half) {
     int64_t height = l->height / 2, width = l->width / 2, f = l->filters;
     int voxels = 0;
@@ -148,8 +150,8 @@ INLINE int read_gradient(const layer *l, scratch *s, int64_t plane, int64_t h, i
     return voxels;
 }
 
-/* For every filter, and `of` of the nine lines of taps from `first` on, each of `n` vectors: the sum over voxels of
- * gradient times x under the filter (weights' gradient), or gradient times weights added to x under the filter (x's). */
+/* For every filter, and for `of` of the nine lines of taps from `first` on, each of `n` vectors: weight_tile sums, over
+ * voxels, gradient times x under the filter; input_tile adds gradient times weights to x under the filter. */
 #define AT(i) (((i) / 3 * LINES + (i) % 3) * LINE)
 INLINE void weight_tile(scratch *s, int voxels, int64_t filters, float *sums, int n, int first, int of) {
     sums += first * n * WIDTH;
@@ -221,9 +223,9 @@ INLINE void gradients(const layer *l, scratch *s, int64_t begin, int64_t end, in
         else { ROWS_OF(of_input, 1 * CHUNK / WIDTH) }                                                                         \
     }
 
-/* Adds to `weights`, this thread's sums, what the planes begin, begin + step, ... give. */
+/* Adds the contributions of the planes begin, begin + step, ... to `weights`, this thread's sums. */
 GRADIENT(mlhpc_weight_gradient, 0)
-/* Adds to float32 x, here the gradient of the input, what these planes give; planes that are neighbours write to the
+/* Adds the contributions of these planes to float32 x, here the gradient of the input. Neighbouring planes write to the
  * same voxels, so all even planes are computed before the odd ones. */
 GRADIENT(mlhpc_input_gradient, 1)
 

@@ -1,4 +1,4 @@
-"""A 3³ convolution with a third fewer multiplications, for processors limited by arithmetic."""
+"""A 3³ convolution with a third fewer multiplications, for processors on which arithmetic is the bottleneck."""
 
 import os
 import tempfile
@@ -13,11 +13,11 @@ MIN_CHANNELS = 8
 
 
 class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
-    """``keras.layers.Conv3D`` with 3³ taps, computed by minimal filtering along the first axis.
+    """``keras.layers.Conv3D`` with a 3³ kernel, computed by minimal filtering along the first axis.
 
-    Requires "same" padding; weights and function are those of ``Conv3D``. Winograd's F(2, 3) (Lavin & Gray, "Fast
-    Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1) computes two outputs of a 3-tap filter
-    from four inputs with 4 products instead of 6:
+    Requires "same" padding; has the same weights and computes the same function as ``Conv3D``. Winograd's F(2, 3)
+    (Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1) computes two
+    outputs of a 3-tap filter from four inputs with 4 products instead of 6:
 
         m0 = (i0 - i2) g0                    out0 = m0 + m1 + m2
         m1 = (i1 + i2) (g0 + g1 + g2) / 2    out1 = m1 - m2 - m3
@@ -25,13 +25,13 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
         m3 = (i1 - i3) g2
 
     Here i, m and out are planes, and the products are 2-D convolutions with the planes g of the kernel. The sums
-    around them are limited by memory bandwidth; XLA fuses each into one pass. The first side of inputs must be
-    even.
+    before and after the products are limited by memory bandwidth; XLA fuses each into one pass. The inputs' first
+    spatial dimension must be even.
     """
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         """The convolution of ``inputs`` [b, d, h, w, channels] with ``kernel`` [3, 3, 3, channels, filters]."""
-        # With as few channels as the network's input has, the sums cost more than they save.
+        # With as few channels as in the network's input, the sums take longer than the saved products.
         if self.kernel_size != (3, 3, 3) or inputs.shape[-1] < MIN_CHANNELS:
             return super().convolution_op(inputs, kernel)
         products = [
@@ -43,7 +43,8 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
 def _input_sums(x: Tensor) -> list[Tensor]:
-    """The four input sums, each ``[b·d/2, h, w, c]``, for ``x`` ``[b, d, h, w, c]``."""
+    """The four sums of input planes that enter the products, each ``[b·d/2, h, w, c]``, for ``x``
+    ``[b, d, h, w, c]``."""
     _, depth, *plane = x.shape
     pairs = tf.reshape(tf.pad(x, [[0, 0], [1, 1], [0, 0], [0, 0], [0, 0]]), [-1, depth // 2 + 1, 2, *plane])
     i0, i1, i2, i3 = pairs[:, :-1, 0], pairs[:, :-1, 1], pairs[:, 1:, 0], pairs[:, 1:, 1]
@@ -65,7 +66,7 @@ def _output_sums(products: list[Tensor], depth: int) -> Tensor:
 
 def start_xla() -> None:
     """Start XLA, hiding the four lines that its first compilation writes to standard error at any log level. An
-    empty function is compiled for this, so that standard error is redirected only for a moment."""
+    empty function is compiled to trigger them, so that standard error is redirected only briefly."""
     stderr = os.dup(2)
     try:
         with tempfile.TemporaryFile() as discarded:

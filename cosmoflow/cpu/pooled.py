@@ -1,4 +1,5 @@
-"""A 3³ convolution and the pooling after it, for CPUs. Its gradients skip the values that pooling makes zero."""
+"""Computes a 3³ convolution and the max pooling after it on CPUs, with gradients that skip the values set to
+zero."""
 
 import ctypes
 from collections.abc import Callable
@@ -31,9 +32,9 @@ class Layer(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library for the instructions that PyTorch uses, which ATEN_CPU_CAPABILITY limits; None where it was not
-    compiled, and PyTorch computes everything."""
-    kind = torch.backends.cpu.get_cpu_capability().lower()  # "avx512", "avx2" or another
+    """The library compiled for the instruction set that PyTorch uses (which ``ATEN_CPU_CAPABILITY`` can limit);
+    None if no library was compiled, in which case PyTorch computes everything."""
+    kind = torch.backends.cpu.get_cpu_capability().lower()  # such as "avx512" or "avx2"
     compiled = compiled_library(__file__, f"_pooled_{kind}") or compiled_library(__file__, "_pooled")
     if compiled is not None:
         planes = [ctypes.c_int64] * 3
@@ -47,14 +48,15 @@ def library() -> Any:
 def convolve_and_pool(
     x: Tensor, convolution: torch.nn.Conv3d, otherwise: Callable[[Tensor, torch.nn.Conv3d], Tensor]
 ) -> Tensor:
-    """As ``convolve_and_pool`` in ``cosmoflow/pytorch/model.py``, for ``x`` [b, channels, d, h, w].
+    """Like ``convolve_and_pool`` in ``cosmoflow/pytorch/model.py``, for ``x`` [b, channels, d, h, w], with faster
+    gradients.
 
     Seven of eight outputs of the convolution have no gradient, since one of their neighbours is larger. PyTorch
     fills an array with these zeros and multiplies all of them; ``_pooled.c`` multiplies each pooled voxel's
-    gradient with the 27 voxels under its filter, which is an eighth of the arithmetic. Sums are float32, also in
-    mixed precision. For the backward pass, ``x`` is kept, and one byte per pooled voxel that says which of the
-    eight voxels was the largest. ``otherwise`` computes what the library cannot: other kernels, no padding, odd
-    sides, channels first, other devices.
+    gradient by the 27 voxels under its filter, which is an eighth of the arithmetic. Sums are float32, also in
+    mixed precision. The backward pass requires ``x`` and one byte per pooled voxel, which says which of the eight
+    voxels was the largest. ``otherwise`` computes what the library cannot: other kernels, no padding, odd sides,
+    channels first, other devices.
     """
     channels, filters, kernel = convolution.in_channels, convolution.out_channels, convolution.kernel_size
     suitable = (
@@ -136,14 +138,14 @@ def _layer(x: Tensor, pooled: Tensor, chosen: Tensor, channels: int) -> Layer:
 def _on_planes(
     work: Callable[[int, int, int], None], chosen: Tensor, *, first: int = 0, step: int = 1
 ) -> None:
-    """Call ``work(begin, end, step)`` in as many threads as PyTorch uses, each with a part of the planes."""
+    """Call ``work(begin, end, step)`` in as many threads as PyTorch uses; each handles a part of the planes."""
     planes = len(chosen) * chosen.shape[2]
     steps = range(first, planes, step)
-    threads = max(1, min(torch.get_num_threads(), len(steps)))  # a single plane has no odd plane
+    threads = max(1, min(torch.get_num_threads(), len(steps)))  # at least 1: a single plane has no odd planes
     cuts = [len(steps) * part // threads for part in range(threads + 1)]
     parts = [steps[begin:end] for begin, end in pairwise(cuts)]
     done = _threads(threads).map(lambda part: work(part.start, part.stop, part.step), parts)
-    list(done)  # re-raises what a thread raised
+    list(done)  # re-raises the exceptions of threads
 
 
 @cache
@@ -163,7 +165,7 @@ def _packed_shape(weight: Tensor) -> tuple[int, ...]:
 
 
 def _packed(weight: Tensor) -> Tensor:
-    """``weight`` [filters, channels, 3, 3, 3] as ``_pooled.c`` reads it."""
+    """``weight`` [filters, channels, 3, 3, 3] rearranged to the shape in which ``_pooled.c`` reads it."""
     chunks, filters, lines, row = _packed_shape(weight)
     lined = weight.detach().float().permute(2, 3, 0, 4, 1).reshape(lines, filters, 3, chunks, -1)
     taken = lined.permute(3, 1, 0, 2, 4).reshape(chunks, filters, lines, -1)

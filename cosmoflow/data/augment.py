@@ -16,17 +16,17 @@ SYMMETRIES = tuple(
 
 
 def apply_symmetry(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
-    """A view of ``sample [n, n, n, ...]`` under symmetry 0 (the identity) to 47."""
+    """A view of ``sample [n, n, n, ...]`` under ``symmetry``, a number from 0 (the identity) to 47."""
     axes, flips = SYMMETRIES[symmetry]
     rest = range(3, sample.ndim)
     return sample.transpose(*axes, *rest)[tuple(slice(None, None, -1 if flip else 1) for flip in flips)]
 
 
 def draw(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int8]:
-    """A symmetry for each of ``samples`` samples in an epoch, by sample index. Returns [samples].
+    """Draw a random symmetry for each sample of an epoch. Returns [samples], in the order of sample indices.
 
-    They are drawn per sample, not per rank or step, so that a run with a different number of ranks trains on the
-    same data.
+    Symmetries are drawn per sample, not per rank or step, so that a run with a different number of ranks trains on
+    the same data.
     """
     # The fourth number makes this stream differ from the permutations of sharding.train_batches.
     return np.random.default_rng([seed, epoch, 0, 48]).integers(len(SYMMETRIES), size=samples, dtype=np.int8)

@@ -12,13 +12,13 @@ _REDSHIFTS = 4
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files of the first ``samples`` training samples. Raises UserError."""
+    """The files of the first ``samples`` training samples. Raises UserError if there are none."""
     return sorted({file_of(sample) for sample in list_samples(data / "train")[:samples]})
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read, or
-    cannot be read with this loader."""
+    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read with
+    this loader."""
     files = list_samples(way.data / "train")[:samples]
     x, y = read_counts(files[0])
     side = round((x.size / _REDSHIFTS) ** (1 / 3))

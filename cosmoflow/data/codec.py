@@ -24,7 +24,7 @@ from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.errors import UserError
 
 _MOST_GROUPS = 1 << 16  # per table, since keys have at most 16 bits
-_MOST_VALUES = 4  # per group, which then has 8 bytes
+_MOST_VALUES = 4  # per group; four int16 values are compared as 8 bytes
 _SMALLEST_BLOCK = 1 << 12  # voxels
 _BLOCK = np.dtype([("voxels", "<u4"), ("groups", "<u4")])
 
@@ -33,8 +33,8 @@ Transform = Callable[[npt.NDArray[np.int16]], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Block:
-    """Voxels in C order from ``start`` on: ``keys`` [voxels] are their indices into ``table``, int16 [groups,
-    values]."""
+    """Consecutive voxels in C order, the first of which has index ``start``. ``keys`` [voxels]: the voxels'
+    indices into ``table``, int16 [groups, values]."""
 
     start: int
     keys: npt.NDArray[Any]
@@ -42,8 +42,8 @@ class Block:
 
 
 class LookupTable:
-    """The codec ``lut``, or, with ``small``, ``lut-small``. Arrays are int16, and their last axis is the group.
-    Lossless."""
+    """The codec ``lut``, or, with ``small``, ``lut-small``. Encodes int16 arrays, whose last axis holds the values
+    of a group, without loss."""
 
     lossy = False
 
@@ -52,10 +52,11 @@ class LookupTable:
         self._small = small
 
     def encode(self, array: npt.NDArray[np.int16]) -> Sections:
-        """The sections for ``array`` [..., values], with up to four values: ``blocks`` (numbers of voxels and
+        """Encode ``array`` [..., values], with up to four values, as sections: ``blocks`` (numbers of voxels and
         groups of each block, uint32), ``tables`` (int16, one after the other), and ``keys8`` and ``keys16`` (the
-        keys of blocks with up to 256 groups, and of the others). With compression, the tables are stored by value
-        in ``tables0``, ``tables1``… (the first values of all groups, then the second values, and so on)."""
+        keys of blocks with up to 256 groups, and the keys of larger blocks). With compression, the tables are
+        stored by value in ``tables0``, ``tables1``… (the first values of all groups, then the second values, and
+        so on)."""
         values = array.shape[-1]
         groups = np.ascontiguousarray(array, "<i2").reshape(-1, values)
         blocks = list(_blocks(groups, by_frequency=self._small))
@@ -78,8 +79,8 @@ class LookupTable:
 
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
         """Fill ``out``, which has the frame's shape [..., values], with the counts, or with their ``transform``,
-        which is computed for the tables only. Raises UserError for a malformed frame, ValueError for an array in
-        another memory order."""
+        which is computed for the tables only. Raises UserError for a malformed frame, ValueError for an array that
+        is not C-contiguous."""
         require_order(out)
         # Not -1, which is ambiguous if there are no voxels.
         flat = out.reshape(math.prod(out.shape[:-1]), out.shape[-1])
@@ -90,15 +91,16 @@ class LookupTable:
                 raise _beyond(frame, block, at)
 
     def blocks(self, frame: Frame) -> Iterator[Block]:
-        """The blocks of a frame, all of whose keys are in their tables. Raises UserError for a malformed frame."""
+        """The blocks of a frame, with every key checked against its table. Raises UserError for a malformed
+        frame."""
         for block in self._blocks(frame):
             if len(block.keys) and int(block.keys.max()) >= len(block.table):
                 raise _beyond(frame, block, int(np.argmax(block.keys >= len(block.table))))
             yield block
 
     def _blocks(self, frame: Frame) -> Iterator[Block]:
-        """The blocks of a frame, checked for consistency with each other and with the frame's shape; the values of
-        keys are not checked."""
+        """The blocks of a frame, checked for consistency with each other and with the frame's shape; keys are not
+        checked against the tables."""
         frame.require(self.name, "<i2", frame.shape)
         if not 1 <= frame.shape[-1] <= _MOST_VALUES:
             raise frame.error(f"has groups of {frame.shape[-1]} values, which are not supported")
@@ -135,8 +137,8 @@ def _beyond(frame: Frame, block: Block, at: int) -> UserError:
 
 
 class _Range(NamedTuple):
-    """A range of voxels, stored as one block or as several that are smaller in total: its different groups, the
-    bytes of its blocks, and their bounds."""
+    """A range of voxels, stored as one block, or as several if these are smaller in total. ``unique``: the
+    distinct groups. ``size``: bytes of all blocks. ``cuts``: start and end of each block."""
 
     unique: npt.NDArray[Any]
     size: int
@@ -144,7 +146,7 @@ class _Range(NamedTuple):
 
 
 def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
-    """The blocks of ``groups [voxels, values]`` that recursive halving finds to be smallest in total."""
+    """Divide ``groups [voxels, values]`` by recursive halving into the blocks that are smallest in total."""
     values = groups.shape[1]
     assert 1 <= values <= _MOST_VALUES
     # Groups are compared as one integer.

@@ -42,7 +42,7 @@ _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Universe:
-    """A raw file, the prefix of its samples' names, and the samples' folder."""
+    """A raw file, the prefix of the names of its samples, and the folder for these samples."""
 
     path: Path
     name: str
@@ -50,8 +50,8 @@ class Universe:
 
 
 class Division(TypedDict, total=False):
-    """How raw universes are divided: ``sample``: voxels along a side of a sample (default: 128); ``validation``:
-    fraction of the universes held out for validation (default: 1/9)."""
+    """The options for dividing raw universes. ``sample``: voxels along a side of a sample (default: 128).
+    ``validation``: fraction of the universes held out for validation (default: 1/9)."""
 
     sample: int
     validation: float
@@ -148,7 +148,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
         raise UserError(f"{source} contains no raw universes (*.hdf5); pass the folder that does")
-    # <folder>_<file>, with the folder's whole path under the source; files at the top have no folder.
+    # <folder>_<file>, where <folder> is the whole path below the source, absent for files in the source itself.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
@@ -258,7 +258,7 @@ class _Alike:
         self._content = RECORD_OVERHEAD + len(blank)
 
     def require(self, path: Path) -> None:
-        """Raise UserError if ``path`` has another format, packer or shape."""
+        """Raise UserError if ``path`` has a different format, packer or shape."""
         with path.open("rb") as file:
             head = file.read(frame.HEAD_BYTES)
             if self.codec in TFRECORD:
@@ -279,7 +279,7 @@ class _Alike:
 
 
 def _holds_samples(source: Path) -> bool:
-    """Whether the first file of ``source``, sorted by path, is a sample, judging by its first bytes."""
+    """Return whether the first file of ``source``, sorted by path, is a sample, judging by its first bytes."""
     for folder in FOLDERS:
         files = sorted(path for path in (source / folder).glob("*") if not path.name.startswith("."))
         if files:

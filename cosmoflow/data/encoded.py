@@ -1,4 +1,5 @@
-"""A batch of the lookup-table codec to be decoded on the device: keys and tables are transferred, not voxels."""
+"""A batch of the lookup-table codec to be decoded on the device: keys and tables are transferred instead of
+voxels."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,13 +9,13 @@ import numpy.typing as npt
 
 
 class Encoded(NamedTuple):
-    """Samples of ``shape`` [b, n, n, n, channels]. With all their voxels counted in C order, voxel i, which lies
-    in block k, is ``tables[starts[k] + keys[i]]``. Symmetry ``symmetries[j]`` is then applied to sample j
-    (``augment.apply_symmetry``).
+    """Samples of ``shape`` [b, n, n, n, channels]. If the voxels of all samples are numbered in C order, voxel i,
+    in block k, has the values ``tables[starts[k] + keys[i]]``. Symmetry ``symmetries[j]`` is then applied to
+    sample j (``augment.apply_symmetry``).
 
     ``keys``: uint16 [voxels]. ``tables``: [rows, channels], in the type in which samples are delivered
-    (``loading.sample_dtype``). ``starts``, int32 [blocks], and ``voxels``, int64 [blocks]: the first row of each
-    block, and its number of voxels, in order.
+    (``loading.sample_dtype``). ``starts``: int32 [blocks], the row of ``tables`` at which each block's table
+    starts. ``voxels``: int64 [blocks], the number of voxels in each block.
     """
 
     shape: tuple[int, ...]
@@ -27,7 +28,7 @@ class Encoded(NamedTuple):
 
 class EncodedSample(NamedTuple):
     """One sample: the size of its file in bytes, its symmetry, and the ``tables`` and numbers of ``voxels`` of its
-    blocks. Its keys are in the batch."""
+    blocks. The keys are stored in the batch."""
 
     size: int
     symmetry: int
@@ -38,7 +39,7 @@ class EncodedSample(NamedTuple):
 def assemble(
     shape: tuple[int, ...], keys: npt.NDArray[np.uint16], samples: Sequence[EncodedSample]
 ) -> Encoded:
-    """The batch that consists of ``samples``; ``keys`` [b, voxels] are theirs."""
+    """Combine ``samples`` and their ``keys`` [b, voxels] into a batch."""
     tables = [table for sample in samples for table in sample.tables]
     rows = np.cumsum([0, *map(len, tables)])[:-1]
     return Encoded(

@@ -1,7 +1,7 @@
-"""log(1 + counts), the network's input, as a table of the values for all counts.
+"""log(1 + counts), the network's input, looked up in a table of the values for all possible counts.
 
 A count has 16 bits, so its logarithm takes one look-up, both for voxels and for the tables of the lookup-table
-codec. So both yield the same bits, and no logarithm or rounding has to be computed per voxel.
+codec. Both therefore yield the same bits, and no logarithm or rounding has to be computed per voxel.
 """
 
 from functools import cache
@@ -15,9 +15,9 @@ from mlhpc.common.data.codecs import dtypes, native
 
 @cache
 def _table(sample_dtype: str) -> npt.NDArray[Any]:
-    """The table, [65536, 1], indexed by the bits of the count."""
+    """The table of logarithms, [65536, 1], indexed by the count's bits as an unsigned integer."""
     counts = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
-    with np.errstate(divide="ignore", invalid="ignore"):  # below 0, which is not a count
+    with np.errstate(divide="ignore", invalid="ignore"):  # for negative values, which are not counts
         logarithms = np.log(counts + np.float32(1))
     table = dtypes.cast(logarithms, sample_dtype).reshape(-1, 1)
     table.flags.writeable = False

@@ -33,10 +33,10 @@ def recode(
     """Write the samples in ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec`` (None:
     unchanged), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``: compressor
     of files in the format ``gzip``. The ranks divide the files among them, and each uses ``workers`` threads;
-    complete files are kept.
+    files in ``out`` that are already complete are kept.
 
     Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is not a data set, lacks files
-    listed in its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
+    listed in its manifest or has a damaged file, or if ``out`` cannot be written or contains other files.
     """
     dataset = manifest.describe(source, world, "cosmoflow")
     sums = checksums(source, world)
@@ -63,7 +63,7 @@ def recode(
     of = {new: name for name, new in converted_names.items()}
 
     def content(name: str) -> bytes | bytearray | memoryview:
-        if as_stored:  # not decoded, so damage would get valid checksums
+        if as_stored:  # packed without decoding, so damaged samples would get valid checksums
             require_checksum(source / of[name], sums)
             return read_sample(source / of[name])
         return _recoded(source / of[name], shape, codec, packer)
@@ -94,8 +94,8 @@ def _write(
     workers: int,
     archive: int | None,
 ) -> int:
-    """Write those samples ``names`` that are missing in ``out``, to single files or archives. Returns the total
-    number of files."""
+    """Write the samples of ``names`` that ``out`` lacks, as single files or archives. Returns the number of files
+    in the complete data set."""
     if archive:
         packed = archives.grouped(names, archive)
         archives.write_missing(out, packed, content, world, workers)
@@ -130,7 +130,8 @@ def _size(shape: list[int]) -> int:
 
 
 def _shape(path: Path) -> list[int]:
-    """The shape of a sample for which the manifest has none: a cube of voxels with four redshifts."""
+    """The shape of the sample at ``path``, for a manifest that states none: a cube of voxels with four
+    redshifts."""
     x, _ = read_counts(path)
     side = round((x.size / 4) ** (1 / 3))
     if x.ndim == 4:

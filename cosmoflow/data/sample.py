@@ -1,4 +1,4 @@
-"""One sample and its file: TFRecord (plain or GZIP) as published, or encoded by a codec of this benchmark.
+"""Reads and writes samples, each in a file: TFRecord (plain or GZIP) as published, or a codec of this benchmark.
 
 The format is detected from the first bytes.
 """
@@ -35,7 +35,7 @@ _SUFFIXES = (".tfrecord", ".mlc")
 
 
 def suffix_of(codec: str) -> str:
-    """The suffix of files in the format ``codec``; readers do not depend on it."""
+    """The suffix of files in the format ``codec``; when files are read, their suffix is ignored."""
     return _SUFFIXES[codec not in TFRECORD]
 
 
@@ -50,8 +50,8 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
 
 
 def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
-    """The facts for the manifest of a data set in the format ``codec``, in which ``packer`` compresses ``gzip``
-    files."""
+    """The manifest entries that describe the format ``codec``; files in the format ``gzip`` are compressed by
+    ``packer``."""
     if codec in CODECS:
         return facts(CODECS[codec])
     packed = {"packer": packer} if TFRECORD[codec] else {}
@@ -59,7 +59,8 @@ def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, one of ``NAMES``, judging by its first bytes. Raises UserError."""
+    """The format of a file, one of ``NAMES``, judging by its first bytes. Raises UserError if it cannot be
+    read."""
     with (
         as_user_error(path, "cannot be read", "check the data set"),
         open(open_regular(path), "rb", buffering=0) as file,
@@ -72,7 +73,7 @@ def format_of(path: Path) -> str:
 
 def require_facts(dataset: Manifest) -> None:
     """Raise UserError if a manifest names an unknown codec or declares a lossy codec lossless, since the rules of
-    the closed division rely on this."""
+    the closed division rely on these facts."""
     if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
 
@@ -80,8 +81,8 @@ def require_facts(dataset: Manifest) -> None:
 def sample_bytes(
     x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
 ) -> bytes | bytearray:
-    """The bytes of a sample's file in the format ``codec``, with the counts ``x [n, n, n, channels]`` and the
-    targets ``y [targets]``. ``packer``: compressor of files in the format ``gzip``."""
+    """Encode a sample, with the counts ``x [n, n, n, channels]`` and the targets ``y [targets]``, as the content
+    of a file in the format ``codec``. ``packer``: compressor of files in the format ``gzip``."""
     if codec in TFRECORD:
         return file_bytes([encode_example(x, y)], TFRECORD[codec], packer)
     sections = {**CODECS[codec].encode(x), "label": np.ascontiguousarray(y, "<f4").tobytes()}
@@ -91,8 +92,8 @@ def sample_bytes(
 def write_sample(
     path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
 ) -> None:
-    """Write ``sample_bytes`` to ``path``, which appears when it is complete. ``x`` is [n, n, n, redshifts], ``y``
-    [targets]. Raises OSError."""
+    """Write a sample, encoded by ``sample_bytes``, to ``path``; the file appears once it is complete. ``x`` is [n,
+    n, n, redshifts], ``y`` [targets]. Raises OSError."""
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(sample_bytes(x, y, codec, packer)))
 
@@ -153,8 +154,8 @@ class Reader:
         return len(raw)
 
     def _read_alike(self, path: Sample, out: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
-        """If the file has the same layout as the last one, ``read`` it into contiguous memory without a copy.
-        Returns its size, or 0 if it has another layout."""
+        """Read a file into contiguous memory without an intermediate copy, if it has the same layout as the last
+        file. Returns its size in bytes, or 0 if its layout is different."""
         layout = self._layout
         if layout is None or isinstance(path, Member):
             return 0
@@ -204,7 +205,7 @@ class Reader:
             log_counts(counts, out, self.sample_dtype)
 
     def _delivered(self, table: npt.NDArray[np.int16]) -> npt.NDArray[Any]:
-        """The counts in a table, or their logarithms, as they are delivered."""
+        """Convert a table to the type ``sample_dtype``: counts, or their logarithms."""
         if self.sample_dtype == "int16":
             return table
         out = np.empty(table.shape, dtypes.NUMPY[self.sample_dtype])

@@ -2,8 +2,8 @@
 step.
 
 If ``x`` is int16, it contains counts, and the step computes their logarithm on the device (``step.log_counts``),
-which halves the bytes transferred; in other types it contains log(1 + counts). Samples of the lookup-table codec
-may be decoded on the device, which reduces the bytes by another factor of four.
+which halves the bytes transferred; in other types, ``x`` contains log(1 + counts). Samples of the lookup-table
+codec may be decoded on the device, which reduces the bytes transferred by another factor of four.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class CosmoFlowSource(Source[Batch]):
 
     @classmethod
     def of(cls, run: CosmoFlow, dataset: Manifest, *, gpu: bool) -> Self:
-        """The source of a run on ``dataset``. ``gpu``: whether the device is a GPU."""
+        """Create the source for a run on ``dataset``. ``gpu``: whether the device is a GPU."""
         return cls(
             run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
             run.data.sample_shape,
@@ -66,7 +66,8 @@ class CosmoFlowSource(Source[Batch]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[Self, Callable[[int], tuple[Sample, int]]]:
-        """As in ``loader.Source``; a key includes the number of the sample's symmetry, 0 without augmentation."""
+        """Like ``loader.Source.for_epoch``; each key includes the number of the sample's symmetry, 0 without
+        augmentation."""
         if draw is None or not self.augment:
             return self, lambda index: (samples[index], 0)
         seed, _, epoch = draw
@@ -74,7 +75,8 @@ class CosmoFlowSource(Source[Batch]):
         return self, lambda index: (samples[index], symmetries[index])
 
     def finish(self, arrays: Sequence[npt.NDArray[Any]], results: list[Any]) -> tuple[Batch, int]:
-        """The batch of ``x`` [b, n, n, n, redshifts] and ``y`` [b, targets], and the total bytes of its files."""
+        """The batch of ``x`` [b, n, n, n, redshifts] and ``y`` [b, targets], and the total size of its files in
+        bytes."""
         x, y = arrays
         if self._encoded:
             return (assemble(self.sample_shape, x, results), y), sum(sample.size for sample in results)
@@ -82,7 +84,7 @@ class CosmoFlowSource(Source[Batch]):
 
 
 def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
-    """The part of the data set in ``data`` that the run needs, after checking it."""
+    """Check the data set in ``data``, and return the part of it that the run needs."""
     dataset = open_dataset(run, data, world, rules.enforce_on_data)
     require_facts(dataset)
     if run.loading.decode == "device":

@@ -1,5 +1,5 @@
-"""The loader's batches as tensors on the host, or on the device if they are decoded there: then keys and tables of
-the lookup-table codec are transferred, and one look-up decodes a batch."""
+"""The loader's batches as tensors on the host, or on the device if they are decoded there; in that case, keys and
+tables of the lookup-table codec are transferred, and one look-up decodes a batch."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from mlhpc.cosmoflow.data.source import Batch
 
 
 def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], TensorPair]:
-    """A function that converts a batch of the loader to ``x``, of type ``sample_dtype``, and ``y``."""
+    """Return a function that converts a batch of the loader to the tensors ``x``, of type ``sample_dtype``, and
+    ``y``."""
     move = mover(device)
 
     def as_tensors(batch: Batch) -> TensorPair:
@@ -33,8 +34,8 @@ def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], Tens
 
 
 def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """The samples of ``batch``, ``[b, n, n, n, channels]`` in the type ``sample_dtype``, on the device to which
-    ``move`` moves tensors; bit-identical to decoding on the host."""
+    """Decode ``batch`` to ``[b, n, n, n, channels]`` in the type ``sample_dtype``, on the device to which ``move``
+    moves tensors. The result is bit-identical to decoding on the host."""
     # PyTorch has few operations on uint16, so keys are transferred as int16 and made unsigned on the device.
     keys = move(torch.from_numpy(batch.keys.view(np.int16))).int() & 0xFFFF
     starts, voxels = move(torch.from_numpy(batch.starts)), move(torch.from_numpy(batch.voxels))
@@ -48,8 +49,8 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
 
 
 def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: torch.device) -> None:
-    """Before the clock starts, decode batches of samples of ``shape``, each of which is one block, and page-lock
-    memory for the keys of batches."""
+    """Decode batches of zeros, whose samples have ``shape`` and consist of one block, and page-lock memory for the
+    keys of batches; called before the clock starts."""
     convert = converter(sample_dtype, device)
     voxels, table = (
         np.full(samples, math.prod(shape[:3])),

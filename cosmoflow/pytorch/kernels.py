@@ -1,5 +1,5 @@
-"""GPU kernels in Triton: one that converts counts to the network's input, and those for what follows the
-convolution in a block."""
+"""GPU kernels in Triton: one that converts counts to the network's input, and others for the operations after the
+convolution in a block (pooling, bias, leaky ReLU)."""
 
 import torch
 import triton
@@ -21,7 +21,7 @@ WARPS = 2 if torch.version.hip else 4
 @Kernel
 def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr):
     """Fill ``out`` with log(1 + counts); if ``NORMALISE``, subtract ``mean`` and divide by ``spread``, both per
-    channel (the ``channels`` follow each other in memory)."""
+    channel. ``channels``: number of channels, the innermost axis in memory."""
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     inside = at < eights * 8
     value = tl.log(tl.load(counts + at, mask=inside, other=0).to(tl.float32) + 1.0)
@@ -34,8 +34,8 @@ def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constex
 
 @triton.jit
 def _corner(pooled, depth, height, width):
-    """Index of the first of the eight voxels whose maximum each voxel of ``pooled`` is. The sides are those of the
-    pooled volume."""
+    """For each index ``pooled`` of a pooled voxel, the index of the first of the eight voxels from which it is
+    pooled. ``depth``, ``height`` and ``width`` are the sides of the pooled volume."""
     across = pooled % width
     down = pooled // width % height
     rest = pooled // (width * height)
@@ -47,9 +47,9 @@ def pool(
     x, bias, y, places, rows, depth, height, width, eights, LEAK: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (rows, channels): ``y`` is the largest of 2³ voxels of ``x``, plus ``bias``, passed through a leaky
-    ReLU. ``places`` gets three bits that say which of the eight voxels it is, and one bit that says whether it is
-    above 0."""
+    """Compute ``y``, the largest of 2³ voxels of ``x``, plus ``bias``, passed through a leaky ReLU; one program
+    computes a tile of rows and channels. In ``places``, three bits say which of the eight voxels is the largest,
+    and one bit says whether ``y`` is above 0."""
     channels = eights * 8
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -75,9 +75,9 @@ def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (rows, channels): the gradient of every voxel, which is that of its pooled voxel or 0, and the
-    ``sums`` of the pooled voxels' gradients, [rows / (ROWS GROUP), channels]. The pooled volumes do not overlap,
-    so no gradients have to be added in memory."""
+    """Compute the gradient of every voxel (the gradient of its pooled voxel, or 0) and the ``sums`` of the pooled
+    voxels' gradients, [rows / (ROWS · GROUP), channels]. The pooled volumes do not overlap, so no gradients have
+    to be added in memory."""
     channels = eights * 8
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
@@ -99,8 +99,8 @@ def spread_back(
 
 
 def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
-    """log(1 + counts) as ``dtype``, and, unless these are empty, minus ``mean`` and divided by ``spread``
-    [channels]. ``counts`` [..., channels] must be contiguous."""
+    """log(1 + counts) in the type ``dtype``; unless ``mean`` and ``spread`` [channels] are empty, ``mean`` is
+    subtracted and the result divided by ``spread``. ``counts`` [..., channels] must be contiguous."""
     out = torch.empty_like(counts, dtype=dtype)
     logarithm.launch(
         (parts(counts.numel(), ELEMENTS), 1), counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
@@ -110,8 +110,8 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
 
 
 def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
-    """``y`` and ``places`` [b, channels, d/2, h/2, w/2] for ``x`` [b, channels, d, h, w], all in channels-last
-    memory layout."""
+    """Compute ``y`` and ``places`` [b, channels, d/2, h/2, w/2] for ``x`` [b, channels, d, h, w], all in
+    channels-last memory layout."""
     pooled = [x.shape[0], x.shape[1], *(side // 2 for side in x.shape[2:])]
     y = torch.empty(pooled, dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
     places = torch.empty_like(y, dtype=torch.uint8)
@@ -125,7 +125,8 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
 
 
 def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor, Tensor]:
-    """The gradients of ``x`` [b, channels, d, h, w] and of the bias [channels], from that of the pooled voxels."""
+    """The gradients of ``x`` [b, channels, d, h, w] and of the bias [channels], from the gradient of the pooled
+    voxels."""
     samples, channels, *sides = places.shape
     of_x = torch.empty(
         (samples, channels, *(2 * side for side in sides)),

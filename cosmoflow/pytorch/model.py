@@ -168,7 +168,7 @@ class _Pooled(torch.autograd.Function):
 
 
 def _can_pool(x: Tensor) -> bool:
-    """Whether the kernels support ``x``, the output of a convolution [b, channels, d, h, w]."""
+    """Return whether the kernels support ``x``, the output of a convolution [b, channels, d, h, w]."""
     even = all(side % 2 == 0 for side in x.shape[2:])
     return even and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last_3d)
 

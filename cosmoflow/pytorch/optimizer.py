@@ -27,7 +27,8 @@ class KerasSGD(torch.optim.Optimizer):
     """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
 
     PyTorch's SGD applies the rate outside v, which makes a difference after a change of the rate. This class never
-    waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are overwritten.
+    waits for a GPU: with a GradScaler, steps with non-finite gradients are skipped on the device. The gradients
+    are overwritten.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: Tensor, *, momentum: float) -> None:
@@ -83,8 +84,8 @@ class KerasAdam(torch.optim.Adam):
             torch._foreach_add_(counts, 1 if found_inf is None else [1 - found_inf] * len(counts))
             beta1, beta2 = group["betas"]
             step = counts[0].double()
-            # The rate includes the bias corrections; the kernel's own are 1 since it is told of infinitely many
-            # steps.
+            # The rate includes the bias corrections; the kernel's own are 1, because it is passed an
+            # infinite number of steps.
             rate = (group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)).float()
             many = [torch.full_like(counts[0], math.inf)] * len(weights)
             fixed: Any = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}

@@ -24,8 +24,8 @@ from mlhpc.errors import UserError
 
 @oom_as_user_error()
 def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
-    """Profile the requested steps, which are those of ``train`` but not compiled, and without the CPU kernels,
-    whose time cannot be assigned to a single layer. Called by all ranks."""
+    """Profile the requested steps, which are the steps of ``train`` without compilation and without the CPU
+    kernels, whose time cannot be attributed to a single layer. Called by all ranks."""
     training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
     if training.spatial_size > 1:
         raise UserError(f"training.spatial={list(training.spatial)} cannot be profiled; omit it")

@@ -185,7 +185,7 @@ def _steps(
     local_batch_size: int,
     log: RunLog,
 ) -> Steps[tuple[torch.Tensor, int]]:
-    """The steps, compiled and warmed up on zeros for every resolution at which the run trains."""
+    """Compile the steps and warm them up on zeros, for every resolution at which the run trains."""
     training, shape, model = run.training, run.data.sample_shape, state[0]
     if run.emulation.enabled:
         return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
@@ -223,9 +223,9 @@ def _log_sizes(
     slabs: Traffic,
     epoch: int,
 ) -> None:
-    """Log the resolution at which ``epoch`` trained, if it varies. With a spatial group, also log the bytes that
-    all ranks sent for halos and for sharing samples in ``epoch``, including its evaluation, and the time that this
-    rank's host waited."""
+    """Log the resolution used in ``epoch``, if it varies between epochs. With a spatial group, also log the bytes
+    that all ranks sent for halos and for sharing samples in ``epoch``, including its evaluation, and the time that
+    this rank's host waited."""
     if run.training.coarse_epochs:
         log.metric("trained_side", run.data.sample_shape[0] >> model.halvings, epoch=epoch)
     for name, traffic in (("halo", group.traffic), ("slab", slabs)) if group else ():

@@ -51,8 +51,8 @@ class Cosmology:
 
     @classmethod
     def from_unit(cls, unit: npt.ArrayLike, spread: float) -> Self:
-        """The universe whose parameters deviate from their means by the fraction ``spread`` times ``unit``, [4] in
-        [-1, 1]."""
+        """The universe whose parameters deviate from their means by the relative amount ``spread`` times ``unit``,
+        [4] in [-1, 1]."""
         omega_m, sigma_8, n_s, hubble = np.array(MEAN) * (1 + spread * np.asarray(unit, np.float64))
         return cls(float(omega_m), float(sigma_8), float(n_s), float(hubble) / 100)
 
@@ -62,8 +62,8 @@ class Cosmology:
         return squared**0.5
 
     def growth(self, a: npt.ArrayLike) -> Array:
-        """Linear growth D(a), of the shape of ``a``, 1 today, to 1e-6: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS
-        179, 351).
+        """Linear growth D(a), of the shape of ``a``, 1 today, accurate to 1e-6: E(a) ∫ da'/(a' E(a'))³ (Heath
+        1977, MNRAS 179, 351).
 
         With a' = u^(2/5) the integrand is smooth and nearly constant, so that a few Gauss-Legendre nodes suffice.
         """

@@ -98,8 +98,8 @@ def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: in
     """Displacements of the particles from their lattice at each of the ``scales``: three arrays ``[n, n, n]`` in
     cells.
 
-    ``scales``: expansion factors in rising order. With 0 ``steps``, this is 2LPT. Otherwise COLA corrects 2LPT by
-    this number of particle-mesh steps, of equal size in a, from a = 0.1 to the last scale.
+    ``scales``: expansion factors in rising order. With 0 ``steps``, the displacements are those of 2LPT. Otherwise
+    COLA corrects 2LPT by ``steps`` particle-mesh steps, of equal size in a, from a = 0.1 to the last scale.
     """
     first, second = displacements(modes)
 
@@ -138,8 +138,8 @@ def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: in
 
 
 def attraction(moved: list[Field]) -> list[Field]:
-    """-∇∇⁻²δ at particles that have ``moved`` from their lattice, by cloud-in-cell on a finer mesh. ``moved`` and
-    the result are three fields [n, n, n] each."""
+    """The attraction -∇∇⁻²δ at the particles, which have ``moved`` from their lattice, by cloud-in-cell on a finer
+    mesh. ``moved`` and the result are three fields [n, n, n] each."""
     n = moved[0].shape[0]
     fine = FORCE_MESH * n
     k, inverse, _ = wave_numbers(fine)
@@ -151,8 +151,8 @@ def attraction(moved: list[Field]) -> list[Field]:
 
 
 def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
-    """Particles per voxel, ``[grid, grid, grid]``, after they have ``moved`` from their lattice (three fields
-    [n, n, n])."""
+    """Number of particles in each voxel, ``[grid, grid, grid]``, after they have ``moved`` from their lattice
+    (three fields [n, n, n])."""
     per_cell = np.float32(grid / moved[0].shape[0])
     index = np.zeros((), np.int64)
     for axis, path in enumerate(moved):
@@ -166,10 +166,10 @@ def cloud_counts(moved: list[Field], total: int, rng: np.random.Generator) -> np
     """Counts ``[n, n, n]`` of ``total`` particles that travel in ``n``³ clouds, each of the size of a voxel.
 
     The clouds have ``moved`` from their lattice and represent equal shares of the particles. Cloud-in-cell yields
-    the expected count of a voxel; systematic sampling (one random start, then every whole expected particle)
-    rounds it, so that the total is exact and each count is off by less than one. The voxels are visited in random
-    order, because in array order the rounding of neighbours along the last axis would be correlated and add power
-    there.
+    the expected count of a voxel; systematic sampling (one random offset, then one particle per unit of the
+    cumulative expected count) rounds the counts, so that their total is exact and each is off by less than one.
+    The voxels are visited in random order, because in array order the rounding errors of neighbours along the last
+    axis would be correlated and add power along it.
     """
     n = moved[0].shape[0]
     expected = _deposit(*_clouds(moved, n), n).ravel()
@@ -189,7 +189,7 @@ def _inverse(modes: Modes) -> Field:
 
 def _lattice(n: int, axis: int) -> Field:
     """Initial positions of the particles along ``axis``, in cells: the middle of each cell, in a shape that
-    broadcasts."""
+    broadcasts to [n, n, n]."""
     shape = [1, 1, 1]
     shape[axis] = n
     return (np.arange(n, dtype=np.float32) + np.float32(0.5)).reshape(shape)
@@ -244,16 +244,16 @@ def _gather(field: Field, cells: list[Cells], inside: list[Weights]) -> Field:
 
 
 def _kick(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
-    """∫ dt of a kick whose force is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013, equation
-    A.15."""
+    """The integral ∫ dt of a kick whose force is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013,
+    equation A.15."""
     n = COLA_EXPONENT
     pace = at**3 * float(cosmology.expansion(at))
     return float((end**n - begin**n) / (n * at ** (n - 1) * pace))
 
 
 def _drift(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
-    """∫ dt of a drift whose velocity is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013, equation
-    A.14."""
+    """The integral ∫ dt of a drift whose velocity is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013,
+    equation A.14."""
     nodes, weights = gauss_legendre(8)
     a = begin + (end - begin) * (nodes + 1) / 2
     pace = a**3 * cosmology.expansion(a)

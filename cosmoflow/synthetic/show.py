@@ -18,11 +18,11 @@ SPREAD = 0.3
 
 def show(sample_file: Path, out_png: Path) -> dict[str, Any]:
     """Draw a slab of the sample at its four redshifts, a histogram of the counts at each, and the parameters.
-    Returns the figures that Ibrahim and Oliker 2022, section V-B, report: the number of values, of different
-    values and of different groups of a voxel's four values, and how often each value occurs.
+    Returns the figures that Ibrahim and Oliker 2022, section V-B, report: the number of values, of distinct values
+    and of distinct groups of a voxel's four values, and how often each value occurs.
 
-    Raises UserError if the file is missing or corrupt, or is not one sample of a cube at four redshifts, and if
-    the image cannot be written.
+    Raises UserError if the file is missing or corrupt, or does not contain exactly one cubic sample at four
+    redshifts, or if the image cannot be written.
     """
     # Not pyplot, which requires a display and keeps every figure.
     from matplotlib.colors import LogNorm
@@ -80,7 +80,7 @@ def show(sample_file: Path, out_png: Path) -> dict[str, Any]:
 
 
 def _draw_counts(axis: Any, voxels: npt.NDArray[np.int16]) -> None:
-    """Draw, for each redshift, how many of ``voxels`` [n, n, n, redshifts] have how many particles."""
+    """Draw, for each redshift, a histogram of the particle counts ``voxels`` [n, n, n, redshifts]."""
     for channel, redshift in enumerate(REDSHIFTS):
         number = np.bincount(voxels[..., channel].ravel())
         held = np.flatnonzero(number)

@@ -33,8 +33,8 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
     The random numbers depend only on ``(simulation.seed, universe)``, so a universe is the same on any rank.
     The counts of each redshift add up to ``particles``³. With up to one particle per voxel, each particle is
     tracked and counted in its voxel, as in the published data. With more, ``grid``³ clouds of particles are
-    tracked (``gravity.cloud_counts``). This is for voxels larger than the particles' displacements, as in the
-    small presets, where counting a lattice of single particles would show no structure at z = 3.
+    tracked (``gravity.cloud_counts``). This suits voxels larger than the particles' displacements, as in the small
+    presets, where counting a lattice of single particles would show no structure at z = 3.
 
     Raises UserError if a voxel has more particles than int16 can represent.
     """
@@ -126,7 +126,7 @@ def _checked(data: Data) -> Simulation:
 
 
 def _facts(data: Data, raw: bool) -> dict[str, object]:
-    """The facts for the manifest of the data set."""
+    """The manifest entries that describe the data set."""
     facts: dict[str, object] = {
         "benchmark": "cosmoflow",
         "sample_shape": list(data.sample_shape),

@@ -18,8 +18,8 @@ def as_tensors(batch: tuple[Any, Any], sample_dtype: str) -> tuple[Any, Any]:
 
 
 def decode(batch: Encoded, sample_dtype: str) -> Tensor:
-    """The samples of ``batch``, ``[b, n, n, n, channels]`` in the type ``sample_dtype``, decoded on the current
-    device: keys and tables are transferred, and one look-up decodes the batch. Bit-identical to decoding on the
+    """Decode ``batch`` to ``[b, n, n, n, channels]`` in the type ``sample_dtype`` on the current device: keys and
+    tables are transferred, and one look-up decodes the batch. The result is bit-identical to decoding on the
     host."""
     rows = tf.cast(batch.keys, tf.int32) + tf.repeat(batch.starts, batch.voxels)
     x = tf.reshape(tf.gather(_typed(batch.tables, sample_dtype), rows), batch.shape)
@@ -35,6 +35,6 @@ def _turned(sample: Tensor, symmetry: int) -> Tensor:
 
 
 def _typed(array: Any, sample_dtype: str) -> Any:
-    """``array`` in TensorFlow's type for ``sample_dtype``. NumPy has no bfloat16, so the loader's arrays hold its
-    bits."""
+    """``array`` in TensorFlow's type for ``sample_dtype``. NumPy has no bfloat16, so the loader's arrays contain
+    such values as raw bits."""
     return array.view(tf.bfloat16.as_numpy_dtype) if sample_dtype == "bfloat16" else array

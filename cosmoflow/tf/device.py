@@ -23,7 +23,7 @@ def use_one_gpu(local_rank: int) -> str | None:
     if not gpus:
         return None
     gpu = gpus[local_rank % len(gpus)]
-    # Neither can be set once TensorFlow has started to compute, as it has with several ranks.
+    # Neither can be set after TensorFlow has started to compute, which it already has if there are several ranks.
     if tf.config.get_visible_devices("GPU") != [gpu]:
         tf.config.set_visible_devices([gpu], "GPU")
     if not tf.config.experimental.get_memory_growth(gpu):
@@ -32,7 +32,7 @@ def use_one_gpu(local_rank: int) -> str | None:
 
 
 class NvtxRanges:
-    """A substitute for ``torch.cuda.nvtx`` without PyTorch, which uses NVIDIA's package nvtx."""
+    """A substitute for ``torch.cuda.nvtx`` that uses NVIDIA's package nvtx instead of PyTorch."""
 
     def __init__(self, nvtx: Any) -> None:
         self._nvtx = nvtx
@@ -47,21 +47,21 @@ class NvtxRanges:
 
 
 def device_ranges(device: str | None) -> NvtxRanges | None:
-    """Marks the spans of a run for Nsight; None on a CPU, and without the package nvtx, which the extra ``nvidia``
-    installs."""
+    """Return the ranges that mark a run's spans for Nsight; None on a CPU, or without the package nvtx, which the
+    extra ``nvidia`` installs."""
     if device is None or find_spec("nvtx") is None:
         return None
     return NvtxRanges(import_module("nvtx"))
 
 
 def peak_memory(device: str | None) -> int | None:
-    """Peak bytes of GPU memory in tensors; None for a CPU."""
+    """Peak GPU memory used by tensors, in bytes; None for a CPU."""
     return None if device is None else int(tf.config.experimental.get_memory_info(device)["peak"])
 
 
 @contextmanager
 def oom_as_user_error() -> Iterator[None]:
-    """Raise UserError if a GPU has too little memory. Can also be used as a decorator."""
+    """Context manager or decorator that raises UserError if a GPU has too little memory."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
@@ -75,8 +75,8 @@ def oom_as_user_error() -> Iterator[None]:
 def to_device(
     batches: Iterator[Any], device: str | None, convert: Callable[[Any], Batch] = lambda batch: batch
 ) -> Iterator[Batch]:
-    """``batches``, each converted by ``convert``, as tensors on ``device``; the next batch is copied there while a
-    step computes. With None as ``device``, they are only converted."""
+    """Yield ``batches``, each converted by ``convert``, as tensors on ``device``; the next batch is copied to
+    ``device`` while a step computes. If ``device`` is None, batches are only converted."""
     if device is None:
         yield from map(convert, batches)
         return
@@ -110,7 +110,7 @@ class LaunchEvents:
         self._last: Future[float] | None = None  # completion of the last launched step
 
     def watch(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """``step``, with its launches recorded here."""
+        """Wrap ``step`` so that its launches are recorded by this object."""
 
         def launch(x: Any, y: Any) -> Any:
             result = step(x, y)

@@ -21,8 +21,8 @@ class HorovodTimes:
     """Averages gradients as in a run, with timers, and reads the fused messages from Horovod's timeline.
 
     The step averages all gradients after the last one is computed, so nothing hides the exchange. Times are
-    measured on the host, so on a GPU only those of the timeline are meaningful. A rank's time includes waiting for
-    late ranks; the timeline's messages do not.
+    measured on the host, so on a GPU only the timeline's are meaningful. A rank's time includes waiting for late
+    ranks; the timeline's messages do not.
     """
 
     def __init__(self, world: World, on_host: bool) -> None:
@@ -61,17 +61,17 @@ class HorovodTimes:
             shutil.rmtree(folder, ignore_errors=True)
 
     def exchange(self, steps: int) -> Exchange:
-        """Means over ``steps`` steps. Fused messages are the same on all ranks; their seconds are rank 0's. Called
-        by all ranks."""
+        """The exchange per step, averaged over ``steps`` steps. Fused messages are the same on all ranks; their
+        seconds are measured on rank 0. Called by all ranks."""
         exposed = float(self.seconds.numpy()) / steps if self.on_host else None
         sent = self.world.broadcast(self.messages)
         timed = self.world.rank == 0
-        under_way = sum(s for _, s in sent) / steps  # Horovod runs one at a time, so none overlap
+        under_way = sum(s for _, s in sent) / steps  # Horovod sends one message at a time, so none overlap
         messages = by_size(((n, s if timed else None) for n, s in sent), steps)
         return Exchange(messages, exposed, under_way if timed else None)
 
     def _of_gradients(self, messages: list[FusedMessage], steps: int) -> list[FusedMessage]:
-        """``messages`` without that of the barrier after the last step."""
+        """Return ``messages`` without the message of the barrier after the last step."""
         left, own = steps * self.bytes, []
         for message in messages:
             if left <= 0:

@@ -39,8 +39,8 @@ _INPUT = ("Log1p", "Cast")
 
 
 def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
-    """Profile the requested steps, which are those of ``train``. Called by all ranks. ``request.trace``: a folder
-    for TensorBoard's profiler."""
+    """Profile the requested steps, which are the same as in ``train``. Called by all ranks. ``request.trace``:
+    folder to which the trace is written, for TensorBoard's profiler."""
     require_precision(run.training.precision)
     device = use_one_gpu(world.local_rank)
     model = network(run, device, 1, world)
@@ -126,7 +126,7 @@ def _traced(
 
 
 def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
-    """The work of the graph's operations: on a GPU, that of their kernels; otherwise, that on the host."""
+    """The work of the graph's operations: on a GPU, measured from their kernels; otherwise, on the host."""
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
     seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
     calls: Counter[tuple[Part, str, str]] = Counter()
@@ -143,7 +143,7 @@ def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
 
 
 def _operation(event: Any, plane: Any) -> str:
-    """The ``node:type`` of an event that is an operation; empty for other events."""
+    """The ``node:type`` of an event that is an operation; an empty string for other events."""
     name = str(plane.event_metadata[event.metadata_id].name)
     if plane.name == "/host:CPU":
         return name if _OPERATION.fullmatch(name) else ""
@@ -154,7 +154,7 @@ def _operation(event: Any, plane: Any) -> str:
 
 
 def _own_times(events: Sequence[Any], plane: Any) -> Iterator[tuple[Any, int]]:
-    """The operations of one thread, with their picoseconds excluding those of nested operations."""
+    """The operations of one thread, each with its duration in picoseconds, excluding nested operations."""
     inside: list[tuple[Any, int]] = []
     for event in sorted(events, key=lambda e: (e.offset_ps, -e.duration_ps)):
         if not _operation(event, plane):
@@ -185,7 +185,7 @@ def _place(operation: str, layers: Sequence[str]) -> tuple[Part, str, str]:
 
 
 def _layer(scope: str, layers: Sequence[str]) -> str:
-    """The Keras layer to which ``scope`` belongs: a scope is the layer's name, with a number from the second call
-    on."""
+    """The Keras layer to which ``scope`` belongs: a scope is the layer's name, followed by a number from the
+    second call on."""
     called = re.sub(r"_\d+$", "", scope)
     return called if called in layers else scope if scope in layers else ""

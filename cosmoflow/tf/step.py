@@ -23,13 +23,13 @@ class Steps(NamedTuple):
     evaluate: EvalStep
 
     def watched(self, events: LaunchEvents | None) -> "Steps":
-        """The same steps, with their launches recorded by ``events``; unchanged if that is None."""
+        """The same steps, with their launches recorded by ``events``; unchanged if ``events`` is None."""
         return self if events is None else Steps(events.watch(self.train), events.watch(self.evaluate))
 
 
 def log_counts(x: Tensor) -> Tensor:
     """log(x + 1) of int16 particle counts in float32, of the same shape (the reference's preprocessing since round
-    1.0). ``x`` in another type already is that logarithm (``loading.sample_dtype``)."""
+    1.0). ``x`` of any other type (``loading.sample_dtype``) already contains the logarithm."""
     return tf.math.log(tf.cast(x, tf.float32) + 1.0) if x.dtype == tf.int16 else tf.cast(x, tf.float32)
 
 
@@ -72,7 +72,7 @@ def make_train_step(
 
     The loss (a float32 scalar, left on the device) is the mean square error over batch and targets, plus the
     model's L2 losses, for this rank's batch. ``average_gradients``: maps this rank's gradients to their mean over
-    ranks. Counts (int16) are transferred as stored, with 2 bytes each, and converted to log(1 + x) on the device.
+    ranks. Counts (int16) are transferred as stored, 2 bytes each, and converted to log(1 + x) on the device.
     """
     optimizer.build(model.trainable_variables)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

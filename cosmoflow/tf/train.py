@@ -159,7 +159,7 @@ def _steps(
     world: World,
     local_batch_size: int,
 ) -> Steps:
-    """The steps, compiled by a warm-up on zeros."""
+    """Compile the steps by a warm-up on zeros."""
     if run.emulation.enabled:
         waiting = WaitingStep[Any].pair(run, world, np.float32(0), lambda n: (math.nan, n))
         return Steps(*waiting)

@@ -6,8 +6,8 @@ forward pass 6 ms; the input gradient of a depthwise convolution with stride 2 i
 as its forward pass; the weight gradient of a deconvolution takes twice as long. The gradient of a 1 x 1
 convolution with stride 2 writes out of bounds for some shapes in float32 (8 channels to 16, 5 samples of 16 x 24,
 channels last, two threads: the process aborts in free()). The weight gradient of a dilated convolution over all
-channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products that make it
-up.
+channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products of which it
+consists.
 """
 
 from typing import Any
@@ -37,8 +37,8 @@ class CpuDepthwise(Depthwise):
 
 
 class CpuSeparable(Separable):
-    """``Separable``. With ``stride`` 1, the activation between the two convolutions is not kept for the backward
-    pass but recomputed, which takes about as long as allocating fresh memory for it would."""
+    """Like ``Separable``, but with ``stride`` 1, the activation between the two convolutions is not kept for the
+    backward pass: it is recomputed, which takes about as long as allocating fresh memory for it would."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
@@ -56,7 +56,7 @@ class CpuConv3x3(Conv3x3):
         x, weight = _cast(input), _cast(self.weight)
         if self.dilation != (1, 1):
             return _Dilated.apply(x, weight, self.dilation[0])  # type: ignore[no-any-return]
-        # Measured: from this size on, Winograd takes four fifths of the time, and at full size half.
+        # Measured: Winograd takes four fifths of PyTorch's time at this size, and half of it at full size.
         pays = min(self.in_channels, self.out_channels) >= 128 and x.shape[2] * x.shape[3] >= 48 * 72
         return winograd(x, weight) if pays and x.dtype != torch.bfloat16 else super().forward(input)
 
@@ -66,7 +66,7 @@ class CpuPointwise(Pointwise):
         """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride == (1, 1):
             return super().forward(input)
-        # Slice with channels last, so that the gradient has that layout too; and copy, since a view that is kept
+        # Slice with channels last, so that the gradient has that layout too, and copy, since a view that is kept
         # for the backward pass would keep the whole tensor in memory.
         sliced = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
         return F.conv2d(sliced.permute(0, 3, 1, 2), self.weight)
@@ -153,7 +153,7 @@ class _RecomputedSeparable(torch.autograd.Function):
 
 class _Dilated(torch.autograd.Function):
     """A dilated convolution over all channels. The gradient of a tap's weights is one matrix product of the input
-    and the output's gradient, over the pixels inside the image that the tap reads."""
+    and the output's gradient, over those pixels that the tap reads inside the image."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:

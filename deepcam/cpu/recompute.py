@@ -24,8 +24,8 @@ class RecomputeSequential(nn.Sequential):
 
 
 def _not_saving(output: Tensor) -> AbstractContextManager[object]:
-    """Context manager in which autograd saves, instead of ``output``, the batch norm (of this suite) that computed
-    it."""
+    """Context manager in which autograd saves, in place of ``output``, a reference to the batch norm (of this
+    suite) that computed it."""
     node = output.grad_fn
     if not hasattr(node, "output"):
         return nullcontext()
@@ -41,6 +41,6 @@ def _not_saving(output: Tensor) -> AbstractContextManager[object]:
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    """A value that is equal for views of the same memory with the same layout, unless it was written to in
-    between."""
+    """A value that is equal for two views of the same memory with the same layout, unless this memory was written
+    to in between."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version

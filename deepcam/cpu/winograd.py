@@ -110,8 +110,8 @@ def _covered(rows: int, columns: int) -> tuple[int, int]:
 
 
 def _zero_padded(sample: Tensor, rows: int, columns: int, border: int = 0) -> Tensor:
-    """``sample`` [h, w, c] padded with zeros to [rows, columns, c], of which ``border`` rows and columns come
-    before it."""
+    """``sample`` [h, w, c] padded with zeros to [rows, columns, c]; ``border`` rows and columns of zeros precede
+    ``sample``."""
     if sample.shape[:2] == (rows, columns):
         return sample.contiguous()
     grown = sample.new_zeros(rows, columns, sample.shape[2])
@@ -120,14 +120,14 @@ def _zero_padded(sample: Tensor, rows: int, columns: int, border: int = 0) -> Te
 
 
 def _padded(sample: Tensor) -> Tensor:
-    """``sample`` [h, w, c] with the zeros around it that the windows of its tiles need."""
+    """``sample`` [h, w, c] padded with the zeros that the windows of its outer tiles need."""
     rows, columns = _covered(*sample.shape[:2])
     return _zero_padded(sample, rows + 2, columns + 2, 1)
 
 
 def _parts(padded: Tensor, covered: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Views of blocks of tiles: of their windows, [6, 6, down, across, c], which overlap, and of the tiles, [4, 4,
-    down, across, f]."""
+    """For each block of tiles, views of their windows, [6, 6, down, across, c], which overlap, and of the tiles
+    themselves, [4, 4, down, across, f]."""
     rows, columns, outputs = covered.shape
     down, across = rows // 4, columns // 4
     tiles = covered.view(down, 4, across, 4, outputs).permute(1, 3, 0, 2, 4)

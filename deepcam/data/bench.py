@@ -10,14 +10,14 @@ from mlhpc.deepcam.data.sample import list_samples, sample_shape
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files of the first ``samples`` training samples. Raises UserError."""
+    """The files of the first ``samples`` training samples. Raises UserError if there are none."""
     files = sorted({file_of(sample) for sample in list_samples(data / "train")[:samples]})
     return [path for file in files for path in (file, npy.label_path(file)) if path.exists()]
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read, or
-    cannot be read in this way."""
+    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read with
+    this loader."""
     from mlhpc.benchmarks.deepcam import Loading
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.deepcam.data.source import DeepCamSource

@@ -1,4 +1,4 @@
-"""DeepCAM's codecs by name, and the encoding of a sample as the bytes of a file: the field by a codec, the mask
+"""DeepCAM's codecs by name, and the encoding of a sample as the content of a file: the field by a codec, the mask
 losslessly.
 
 ``delta`` satisfies an error bound that the user sets, and so does ``delta-small``, which also compresses the
@@ -25,27 +25,27 @@ from mlhpc.errors import UserError
 Of = Literal["range", "value"]
 FAR = 0.10
 """Relative error above which the paper considers a value wrong (section V-A: "larger than 10% error")."""
-_MOST_FAR = 0.10  # share of such values that delta-paper accepts in a line; the paper states no rule
+_MOST_FAR = 0.10  # share of wrong values that delta-paper accepts in a line; the paper states none
 _SIMILAR = 2.0**-11  # relative: half a unit in the last place of float16, the paper's output type
 _MASK_LEVEL = 1
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest error that a decoded value may have: ``error`` times the range of its channel over the training
-    set (``ranges`` [channels]), or times the value itself."""
+    """The largest error that a decoded value may have: ``error`` times the range of the value's channel over the
+    training set (``ranges`` [channels]), or ``error`` times the value itself."""
 
     error: float
     of: Of
     ranges: npt.NDArray[np.float64]
 
     def facts(self) -> dict[str, Any]:
-        """The facts about the bound for the manifest."""
+        """Manifest entries that describe the bound."""
         return {"max_error": self.error, "max_error_of": self.of}
 
     def allowed(self, values: npt.NDArray[Any], channels: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-        """The largest error allowed for each of ``values`` [lines, ...], in the same shape; ``channels`` [lines]
-        are the channels of the lines."""
+        """The largest error allowed for each of ``values`` [lines, ...], in the same shape. ``channels`` [lines]:
+        each line's channel."""
         per_line = self.error * self.ranges[channels]
         if self.of == "range":
             return np.broadcast_to(per_line.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
@@ -66,8 +66,8 @@ class Delta:
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        """The sections, as ``delta.parse`` reads them, of ``array`` [rows, columns, channels]; delta-small
-        compresses ``codes`` and ``raw`` with zstd. The result has been decoded and satisfies the bound."""
+        """Encode ``array`` [rows, columns, channels] as the sections that ``delta.parse`` reads; delta-small
+        compresses ``codes`` and ``raw`` with zstd. The bound is verified by decoding."""
         array = as_stored(array)
         bound, rows = self.bound, array.shape[0]
         if bound is None:
@@ -152,9 +152,9 @@ class Planes:
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        """The sections for ``array`` [rows, columns, channels]: ``limits`` (float64, the bound of each channel)
-        and ``plane0``, ``plane1``… The result has been decoded to verify the bound. Raises UserError for values
-        that the library does not support, and if it exceeds the bound."""
+        """Encode ``array`` [rows, columns, channels] as the sections ``limits`` (float64, the bound of each
+        channel) and ``plane0``, ``plane1``… Raises UserError for values that the library does not support, and if
+        the decoded values exceed the bound."""
         assert self.bound
         array = as_stored(array)
         limits = self.bound.error * self.bound.ranges
@@ -227,7 +227,8 @@ def encoder(
 
 
 def encode_sample(codec: Codec, field: npt.NDArray[np.float32], mask: npt.NDArray[np.uint8]) -> bytes:
-    """The bytes of a sample's file, for ``field`` [rows, columns, channels] and ``mask`` [rows, columns]."""
+    """Encode ``field`` [rows, columns, channels] and ``mask`` [rows, columns] as the content of a sample's
+    file."""
     label = isal_zlib.compress(np.ascontiguousarray(mask), _MASK_LEVEL)
     return frame.pack(codec.name, "<f4", field.shape, {**codec.encode(field), "mask": label})
 

@@ -1,8 +1,7 @@
 """Converts samples to another format: .npy pairs (``data-*.npy`` with the field, ``label-*.npy`` with the mask),
 or ``data-*.mlc``, encoded by a codec.
 
-A .npy file can be read without a library, and its mask has one byte per pixel, whereas the published one has
-eight.
+A .npy file can be read without a library, and its mask has one byte per pixel, whereas published masks have eight.
 """
 
 import os
@@ -65,8 +64,8 @@ def convert(
     memory, 54 MiB at the published size.
 
     Called by all ranks. Raises UserError, the same on all ranks, if a sample or the statistics are invalid, or
-    missing although the manifest of ``source`` lists them, or if ``out`` cannot be written or contains files in
-    another format or normalised with other statistics.
+    missing although the manifest of ``source`` lists them, or if ``out`` cannot be written or contains files in a
+    different format or normalised with different statistics.
     """
     on_rank0(world, lambda: _require_folders(source, out))
     require_listed(source, world, workers, _is_read)
@@ -157,7 +156,7 @@ def _require_folders(source: Path, out: Path) -> None:
 
 
 def _is_read(name: str) -> bool:
-    """Whether a file of the source is a sample or the statistics, judging by its relative path."""
+    """Return whether a file of the source is a sample or the statistics, judging by its relative path."""
     return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
 
 
@@ -245,8 +244,8 @@ def _read(
 
 
 def _is_kept(written: Path, size: int | None, modified_ns: int) -> bool:
-    """Whether a file exists, is complete (judging by ``size``, or by its own header if that is None), and has its
-    source's modification time."""
+    """Return whether a file exists, is complete (judging by ``size``, or by the file's header if ``size`` is
+    None), and has its source's modification time."""
     try:
         status = written.stat()
         if size is None and not frame.is_whole(written):

@@ -34,11 +34,11 @@ class NormalisedByDali:
         return ((field.gpu() if self._gpu else field) - shift) * scale
 
     def collect(self, x: Tensor, batch: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
-        """``x`` [b, rows, columns · channels] as [b, rows, columns, channels], with the masks."""
+        """Reshape ``x`` [b, rows, columns · channels] to [b, rows, columns, channels], and add the masks."""
         (_, y), size = batch
         return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
-        """Does nothing: samples are decoded before they enter the pipeline, so none of them can cause its
-        errors."""
+        """Does nothing: samples are decoded before they enter the pipeline, so none of them can cause an error in
+        it."""
         return nullcontext()

@@ -9,16 +9,16 @@ kind  line
 ===== =====================================================================================================
 0     one value for all columns: a pivot
 1     raw float32 values
-2 s   segments of 2ˢ columns, 4 ≤ s ≤ 16, the last may be shorter: of each a pivot, an exponent (its *unit* is
-      2 to that) and a byte a column, the difference to the column before in the paper's logarithmic code
-2 s+1 the same with differences in the linear code
+2 s   segments of 2ˢ columns (4 ≤ s ≤ 16; the last may be shorter), each with a pivot, an exponent (2 to which is
+      the segment's *unit*), and a byte per column, the difference to the previous one in the logarithmic code
+2 s+1 as 2 s, with differences in the linear code
 ===== =====================================================================================================
 
-A logarithmic byte has 1 sign bit, 3 bits of exponent e and 4 bits of mantissa m, and stands for ±(16 + m)·2ᵉ
-units; byte 0 stands for no difference. A linear byte is a signed number of units. Differences are integers, so the
-sum of those up to a column does not depend on the order in which they are added: value = float32(pivot +
-float32(sum) · unit), rounded once, is the same in every decoder. The paper does not specify the length of
-segments, the code of zero, or which lines are stored raw.
+A logarithmic byte has 1 sign bit, 3 bits of exponent e and 4 bits of mantissa m, and represents ±(16 + m)·2ᵉ
+units; byte 0 represents no difference. A linear byte is a signed number of units. Differences are integers, so
+their sum up to a column does not depend on the order of additions, and value = float32(pivot + float32(sum) ·
+unit), rounded once, is the same in every decoder. The paper does not specify the length of segments, the code of
+zero, or which lines are stored raw.
 """
 
 from dataclasses import dataclass
@@ -80,7 +80,8 @@ def segments_of(kinds: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.in
 
 
 def parse(frame: Frame) -> Lines:
-    """The lines of a frame. Raises UserError if its sections do not fit each other or the frame's shape."""
+    """The lines of a frame. Raises UserError if the frame's sections are inconsistent with each other or with its
+    shape."""
     frame.require(frame.codec, np.float32, frame.shape)
     if len(frame.shape) != 3 or not 0 < frame.shape[1] <= 1 << MOST_LOG2:
         raise frame.error(f"shape {list(frame.shape)} is not that of a field")
@@ -113,8 +114,7 @@ def parse(frame: Frame) -> Lines:
 
 
 def decode_line(lines: Lines, channel: int, row: int) -> npt.NDArray[np.float32]:
-    """A line [columns], decoded in the slow and obvious way: the reference with which other decoders are
-    compared."""
+    """Decode a line [columns] in the slow and obvious way; other decoders are compared with this reference."""
     kind, first, columns = int(lines.kinds[channel, row]), lines.first[channel, row], lines.shape[1]
     if kind == RAW:
         return np.array(lines.raw[first])

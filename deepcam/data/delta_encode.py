@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 21  # values processed at a time, about as many as fit in the ca
 
 
 def encode(field: Floats, accept: Accept, linear_unit: Callable[..., Any] | None = None) -> dict[str, bytes]:
-    """The sections of ``field`` [rows, columns, channels]. Every line gets the smallest kind that ``accept``
+    """Encode ``field`` [rows, columns, channels] as sections. Every line becomes the smallest kind that ``accept``
     accepts: constant, coded in one segment, coded in segments of 256, 64 or 16 columns, or else raw.
 
     ``linear_unit(values [lines, segments, columns], line numbers)`` returns the largest unit (float64, [lines,
@@ -111,7 +111,7 @@ def _coded(lines: Floats, log2: int, code: int, linear_unit: Any, numbers: Any) 
 
 
 def _logarithmic(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """The logarithmic byte nearest to each difference, which is in units; of the same shape."""
+    """The logarithmic byte nearest to each ``difference``, which is in units; of the same shape."""
     magnitude = np.minimum(np.abs(difference), _LARGEST[0])
     mantissa, exponent = np.frexp(
         np.maximum(magnitude, 16)

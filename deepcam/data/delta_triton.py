@@ -1,8 +1,9 @@
-"""The differential codec decoded on a GPU: the sections cross the bus, and a program takes a row of all channels.
+"""Decodes the differential codec on a GPU: sections are transferred, and each program decodes a row of all
+channels.
 
 All kinds of lines go through one kernel without diverging inside a program; the sum along segments is a scan of
 integers, so that every value has the bits of ``delta.decode_line``. Triton's interpreter (``TRITON_INTERPRET=1``)
-runs it without a GPU.
+runs the kernel without a GPU.
 """
 
 import math
@@ -35,9 +36,9 @@ def decode_row(
     column_stride, channel_stride, NORMALISE: tl.constexpr, BFLOAT16: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Program row: decodes its lines of all channels into ``out``, whose strides are in elements, so that values
-    are stored in the order of memory. ``CHANNELS`` is a power of two of at least ``channels``. ``BFLOAT16``:
-    ``out`` is its bits, int16."""
+    """Each program decodes one row of all channels into ``out``; its strides, in elements, allow any memory
+    layout. ``CHANNELS``: a power of two of at least ``channels``. ``BFLOAT16``: ``out`` contains the bits of
+    bfloat16 values as int16."""
     row = tl.program_id(0)
     channel = tl.arange(0, CHANNELS)
     there = channel < channels
@@ -92,9 +93,9 @@ def decode(
     normalise: Normalisation | None = None,
     move: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
-    """Fill ``out`` [b, rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives
-    that layout. float32, float16 or bfloat16. ``move`` brings the sections there (``devices.mover``: from
-    page-locked memory, during the step before); None: an ordinary copy."""
+    """Decode ``batch`` into ``out`` [b, rows, columns, channels], float32, float16 or bfloat16, on a GPU. ``out``
+    may have any strides; for channels-first memory, pass a view of it. ``move`` transfers the sections to the GPU
+    (``devices.mover``: from page-locked memory, during the previous step); None: an ordinary copy."""
     rows, _, channels = shape = batch[0].shape
     assert tuple(out.shape) == (len(batch), *shape)
     device = out.device
@@ -124,8 +125,8 @@ def decode(
 
 
 def warm_up(samples: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, and page-lock memory for the
-    sections of up to ``samples``, before the clock starts."""
+    """Compile the kernel for samples of ``shape`` by decoding one that has only pivots, and page-lock memory for
+    the sections of up to ``samples`` samples; called before the clock starts."""
     lines, one = np.zeros((shape[2], shape[0]), np.int64), np.zeros(1, np.float32)
     sections = one, one.astype(np.int8), one.astype(np.uint8), one
     sample = Lines(shape, lines.astype(np.uint8), lines, lines, *sections)

@@ -43,7 +43,7 @@ class Layout:
     metadata: tuple[tuple[int, bytes], ...]
 
     def is_that_of(self, fd: int) -> bool:
-        """Whether the open file ``fd`` has this layout: the same size and metadata."""
+        """Return whether the open file ``fd`` has this layout: the same size and metadata."""
         return os.fstat(fd).st_size == self.size and all(
             os.pread(fd, len(content), offset) == content for offset, content in self.metadata
         )
@@ -66,7 +66,7 @@ def locate(path: Path) -> Layout | None:
         gaps = [(0, first.offset), (first.end, last.offset), (last.end, size)]
         kept = sum(end - start for start, end in gaps) <= _KEPT
         metadata = tuple((start, os.pread(fd, end - start, start)) for start, end in gaps if kept)
-    # Size -1 matches no file, so this layout is not used for the next one.
+    # Size -1 matches no file, so this layout is not reused for the next file.
     return Layout(data, labels, size if kept else -1, metadata)
 
 
@@ -80,8 +80,8 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
 
 
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The field [rows, columns, channels] and the labels [rows, columns], read by the library, which is slower.
-    For files for which ``locate`` returns None."""
+    """The field [rows, columns, channels] and the labels [rows, columns], read by the HDF5 library, which is
+    slower; for files for which ``locate`` returns None."""
     with reading(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 
@@ -140,8 +140,8 @@ CHANNELS = (
 
 
 def channel_name(channel: int, channels: int) -> str:
-    """The name of ``channel``, counted from 0, for messages; it includes the published name if there are
-    sixteen."""
+    """The name of ``channel``, counted from 0, for messages; it includes the published name if there are sixteen
+    channels."""
     return f"channel {channel}" + (f" ({CHANNELS[channel]})" if channels == len(CHANNELS) else "")
 
 

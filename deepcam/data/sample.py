@@ -37,8 +37,8 @@ _BLOCK = 1 << 20  # bytes in a block of rows; the blocks of two threads fit in a
 
 
 def is_sample(path: str) -> bool:
-    """Whether a file of a data set represents a sample: ``data-*.h5``, ``data-*.npy`` (which has a mask file), or
-    ``data-*.mlc``, which a codec has encoded."""
+    """Return whether a file of a data set represents a sample: ``data-*.h5``, ``data-*.npy`` (which has a mask
+    file), or ``data-*.mlc``, which a codec has encoded."""
     return path.rpartition("/")[2].startswith("data-") and path.endswith(_SUFFIXES)
 
 
@@ -57,8 +57,8 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
 
 
 def require_layout(dataset: Manifest) -> None:
-    """Raise UserError for .npy files, of which a sample has two, without a manifest that states their type; and if
-    a manifest names an unknown codec or calls a lossy codec lossless."""
+    """Raise UserError if samples are pairs of .npy files but no manifest states their type, or if a manifest names
+    an unknown codec or calls a lossy codec lossless."""
     if dataset.facts.get("codec", "hdf5") not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
@@ -89,7 +89,7 @@ def shift_and_scale(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """The shift and scale, [columns · channels], that normalise a row of a field: (row - shift) · scale.
 
-    They are for a whole row because a loop over 16 channels is too short to be efficient.
+    Both cover a whole row because a loop over 16 channels is too short to be efficient.
     """
     scale = 1 / (statistics.maximum - statistics.minimum)
     shift, scale = (np.tile(values.astype(np.float32), columns) for values in (statistics.minimum, scale))
@@ -97,13 +97,13 @@ def shift_and_scale(
 
 
 def sample_bytes(sample_shape: Sequence[int], sample_dtype: str) -> int:
-    """Bytes that a sample takes in a batch."""
+    """Size in bytes of a sample, with its mask, in a batch."""
     rows, columns, channels = sample_shape
     return rows * columns * (dtypes.NUMPY[sample_dtype].itemsize * channels + 1)
 
 
 class CachedReader:
-    """Reads every sample from its files once, and from memory after that. Thread-safe."""
+    """Reads every sample from its files once, and after that from memory. Thread-safe."""
 
     def __init__(self, reader: "Reader") -> None:
         self.parts, self.finish = reader.parts, reader.finish
@@ -127,8 +127,8 @@ class Reader:
     With ``statistics``, fields are normalised to (x - minimum) · (1 / (maximum - minimum)), in float32 and in the
     order of operations of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), so
     that values are equal bit for bit; without ``statistics``, they are returned as stored. They are rounded once,
-    to ``sample_dtype`` (a key of ``dtypes.NUMPY``). ``codec``: the codec in the data set's manifest; None: it
-    names none.
+    to ``sample_dtype`` (a key of ``dtypes.NUMPY``). ``codec``: the codec in the data set's manifest; None: the
+    manifest names none.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Reader:
             head = os.pread(fd, 8, 0)
             if head == frame.MAGIC:
                 return self._read_encoded(_content(fd, path), path, x, y)
-            # The suffix matters only for a damaged file, so that the error is that of its format.
+            # The suffix matters only for a damaged file, so that the error message is the one for its format.
             if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
                 mask = npy.label_path(path)
                 with opened(mask) as labels:
@@ -185,8 +185,8 @@ class Reader:
             return os.fstat(fd).st_size
 
     def finish(self, arrays: Sequence[Any], results: list[int]) -> tuple[tuple[Any, Any], int]:
-        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the total
-        size of their files in bytes."""
+        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns], with axes in memory order, and the
+        total size of the samples' files in bytes."""
         x, y = arrays
         return (x, y), sum(results)
 

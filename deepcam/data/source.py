@@ -69,7 +69,7 @@ class DeepCamSource(Source[TensorPair]):
 
     @classmethod
     def of(cls, run: DeepCam, dataset: Manifest, statistics: Statistics, device: str, world: World) -> Self:
-        """The source of a run on ``dataset``. ``device``: type of the device."""
+        """Create the source for a run on ``dataset``. ``device``: type of the device."""
         loading = run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank())
         codec = dataset.facts.get("codec")
         return cls(loading, run.data.sample_shape, statistics, codec, device, world.local_size)
@@ -77,7 +77,8 @@ class DeepCamSource(Source[TensorPair]):
     def assign(
         self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
     ) -> RankSamples:
-        """As in ``Source``. Also raises UserError if there is too little memory for ``loading.cache``."""
+        """Like ``Source.assign``, but also raises UserError if there is too little memory for
+        ``loading.cache``."""
         samples = super().assign(dataset, staged, mode, world, **sizes, is_sample=is_sample)
         self.require_memory(samples)
         return samples
@@ -85,12 +86,12 @@ class DeepCamSource(Source[TensorPair]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[AnyReader, Callable[[int], Sample]]:
-        """As in ``loader.Source``; nothing is drawn."""
+        """Like ``loader.Source.for_epoch``; no random numbers are drawn."""
         return self._reader, samples.__getitem__
 
     def deliver(self, finished: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
-        """The batch with channels second, in the type ``sample_dtype`` (DALI yields float32; others already have
-        the type), and its bytes."""
+        """The batch with channels as the second axis, in the type ``sample_dtype`` (only DALI's batches, which are
+        float32, are converted), and the number of bytes that it has in storage."""
         (x, y), size = finished
         return (x.permute(0, 3, 1, 2).to(dtype_of(self.loading.sample_dtype)), y), size
 
@@ -130,7 +131,8 @@ class _DecodedOnDevice:
 
 
 def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
-    """The part of the data set in ``data`` that the run needs, and its statistics, after checking both."""
+    """Check the data set in ``data`` and its statistics; return the part of it that the run needs, and the
+    statistics."""
     dataset = open_dataset(run, data, world, rules.enforce_on_data)
     require_layout(dataset)
     if run.loading.decode == "device":

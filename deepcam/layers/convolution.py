@@ -1,4 +1,4 @@
-"""The convolutions of the network, which are PyTorch's own."""
+"""The convolutions of the network, as implemented by PyTorch."""
 
 from torch import nn
 

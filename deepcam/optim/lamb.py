@@ -58,7 +58,7 @@ class Lamb(torch.optim.Optimizer):
             "max_grad_norm": max_grad_norm,
         }
         super().__init__(parameters, defaults)
-        self._step_supports_amp_scaling = True  # the GradScaler then leaves grad_scale and found_inf here
+        self._step_supports_amp_scaling = True  # so GradScaler leaves grad_scale and found_inf to it
         self._update: Callable[..., None] = torch.compile(update, dynamic=False) if compiled else update
         for group in self.param_groups:
             first = group["params"][0]
@@ -131,14 +131,15 @@ def update(
     weight_decay: float,
     go: Tensor | None,
 ) -> None:
-    """One step of these tensors, in place; ``gradients`` are overwritten, and taken to be 0 if ``go`` is 0.
+    """Update these tensors once, in place; ``gradients`` are overwritten, and taken to be 0 if ``go`` is 0.
 
-    ``factors`` are scalars: of the gradients (with b3 in it, for which ``square`` makes up), b1, b2, of
-    sqrt(v), added to it (both with the correction of m in them), and the rate.
+    ``factors`` are scalars, in this order: the factor of the gradients, which includes b3 (``square`` makes up for
+    it in v); b1; b2; the factor of sqrt(v) and the term added to it, which both include the bias correction of m;
+    and the learning rate.
     """
     of_gradient, beta1, beta2, of_root, to_root, rate = factors
     torch._foreach_mul_(gradients, of_gradient)
-    if go is not None:  # their bits, since 0 times infinity is not 0
+    if go is not None:  # multiply their bits, since 0 times infinity is not 0
         torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], go)
     torch._foreach_mul_(means, beta1)
     torch._foreach_add_(means, gradients)

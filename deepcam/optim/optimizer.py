@@ -14,8 +14,8 @@ def make_optimizer(
     hyperparameters: Hyperparameters, parameters: Iterable[torch.nn.Parameter], *, compiled: bool = False
 ) -> torch.optim.Optimizer:
     """The optimizer that ``opt_name`` names, over all ``parameters`` in one group, so that weight decay applies to
-    all of them (MLPerf HPC reference, utils/optimizer_helpers.py). Adam's weight decay is L2, the others' is
-    decoupled.
+    all of them (MLPerf HPC reference, utils/optimizer_helpers.py). Adam's weight decay is L2; that of AdamW and
+    LAMB is decoupled.
 
     The learning rate is a tensor on the parameters' device; set it with ``set_rate``. ``compiled``: compile LAMB's
     update. Adam and AdamW are PyTorch's fused implementations.

@@ -25,7 +25,7 @@ MIN_RISE = 400.0
 MIN_WARM_CORE = 0.8
 """Minimum by which the mean of T200 and T500 is higher in the centre than around it, K."""
 MIN_WARMER_THAN_SIDES = 0.0
-"""Minimum by which it is higher than the mean on each side (east, west, north and south), K."""
+"""Minimum by which it (the centre's mean of T200 and T500) is higher than on each of the four sides, K."""
 MIN_WIND = 17.0
 """Minimum of a cyclone's largest mean tangential wind at 850 hPa, and the wind at the edge of its mask, m/s (a
 gale)."""
@@ -100,7 +100,7 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
         middle = distance <= max(0.2 * reach, 0.75 * grid.spacing)
         if pressure[rows][around].mean() - pressure[row, column] < MIN_RISE:
             continue
-        # It must be warmer than the mean around it and, unlike a low on a front, than the air on every side.
+        # A cyclone is warmer than the mean around it and, unlike a low on a front, than the air on every side.
         east, north = grid.offsets(float(grid.latitude[row, 0]), float(grid.longitude[0, column]), rows)
         sides = [core[rows][around & (east * x + north * y > 0.7 * distance)] for x, y in _SIDES]
         warmth = core[rows][middle].max()
@@ -115,8 +115,8 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
 
 
 def rivers(grid: Grid, channels: Field) -> npt.NDArray[np.bool_]:
-    """Whether each cell belongs to an atmospheric river, ``[rows, columns]``. ``channels`` are [rows, columns,
-    16]."""
+    """A mask of the cells that belong to an atmospheric river, ``[rows, columns]``. ``channels`` are
+    [rows, columns, 16]."""
     vapour, u, v = (channels[..., _COLUMN[name]] for name in ("TMQ", "U850", "V850"))
     size = np.abs(grid.latitude)
     poleward = vapour * v * np.sign(grid.latitude)
@@ -155,9 +155,9 @@ def _distance(grid: Grid, row: int, column: int, rows: slice) -> Field:
 
 
 def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: float) -> float:
-    """The radius, in metres, up to which the tangential wind, averaged around the centre, reaches MIN_WIND. 0 if
-    it does not reach it within ``farthest`` metres, or if it does all the way to there, as in an extratropical
-    low. ``u`` and ``v`` are [rows, columns]."""
+    """The radius, in metres, up to which the tangential wind, averaged around the centre, reaches MIN_WIND.
+    Returns 0 if the wind does not reach MIN_WIND within ``farthest`` metres, or if it exceeds MIN_WIND all the way
+    to ``farthest``, as in an extratropical low. ``u`` and ``v`` are [rows, columns]."""
     latitude = float(grid.latitude[row, 0])
     rows = grid.reach(latitude, farthest)
     east, north = grid.offsets(latitude, float(grid.longitude[0, column]), rows)
@@ -191,7 +191,8 @@ def _join(parts: npt.NDArray[np.int32]) -> None:
 
 def _length(grid: Grid, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> float:
     """The great-circle distance in metres between the two ends of a set of cells at ``rows`` and ``columns``
-    [cells]. The cell farthest from any cell is one end, and the cell farthest from that end is the other."""
+    [cells]. The cell farthest from an arbitrary cell is one end, and the cell farthest from that end is the
+    other."""
     latitude, longitude = grid.latitude[rows, 0], grid.longitude[0, columns]
     places = np.stack(
         (np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude))

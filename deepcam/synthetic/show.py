@@ -69,7 +69,7 @@ def show(sample_file: Path, out_png: Path) -> None:
 
 
 def range_of(field: npt.NDArray[np.float32]) -> str:
-    """A text such as ``least 0.8764, mean 19.4, largest 71.54`` for a field of any shape; a mean within the
+    """Return a text such as ``least 0.8764, mean 19.4, largest 71.54`` for a field of any shape; a mean within the
     rounding errors of the values is shown as 0."""
     low, mean, high = float(field.min()), field.mean(dtype=np.float64), float(field.max())
     if abs(mean) < np.finfo(np.float32).eps * max(abs(low), abs(high)):

@@ -1,7 +1,8 @@
 """Generates data sets for DeepCAM: simulated weather and its masks, in files with the published layout.
 
 The published data set is CAM5 output labelled by TECA (Kurth et al. 2018; Farrell et al. 2021, section 2.2).
-This module generates samples of the same kind at any size: ``weather`` makes the channels, ``label`` the masks.
+This module generates samples of the same kind at any size: ``weather`` generates the channels, and ``label`` the
+masks.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     last ones in ``test/``. ``stats.h5`` has the smallest and largest value of each channel over ``train/``.
 
     The ranks divide the samples among them, and each uses ``workers`` processes. Files appear complete or not at
-    all; existing files are kept, so that the same call resumes an interrupted one. The bytes do not depend on the
+    all; existing files are kept, so that the same call resumes an interrupted one. The files do not depend on the
     numbers of ranks and workers.
 
     Raises UserError, the same on all ranks, for inconsistent settings, a folder created with other settings, a

@@ -69,8 +69,8 @@ class Grid:
         return curl
 
     def offsets(self, latitude: float, longitude: float, rows: slice) -> tuple[Field, Field]:
-        """How far east and north, in metres, the cells of ``rows`` are from a place: the great-circle distance
-        from it along the bearing, split into components. Each is [len(rows), columns]."""
+        """The eastward and northward offsets, in metres, of the cells of ``rows`` from a place: the great-circle
+        distance from that place along the bearing, split into components. Each is [len(rows), columns]."""
         row_latitude = self.latitude[rows]
         turn = self.longitude - np.float32(longitude)
         # The cell's unit vector in the place's frame (east, north, up).
@@ -146,7 +146,7 @@ def random_fields(
         if m == 0:
             drawn[1] = 0
         # P(-φ) = (-1)^(n-m) P(φ), so the south follows from the north. einsum rather than BLAS, because a matrix
-        # product may round differently with another number of threads.
+        # product may round differently with a different number of threads.
         even = np.einsum("cfn,nr->cfr", drawn[..., ::2], functions[::2])
         odd = np.einsum("cfn,nr->cfr", drawn[..., 1::2], functions[1::2])
         north, south = even + odd, (even - odd)[..., ::-1]

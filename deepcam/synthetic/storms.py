@@ -16,12 +16,12 @@ WARM_SEA = 299.5
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What all storms of a sample together add to the weather; each field is ``[rows, columns]``."""
+    """The sum of what a sample's storms add to the weather; each field is ``[rows, columns]``."""
 
     pressure: Field
     """Pressure of rivers, Pa; the wind along them follows by geostrophy."""
     depression: Field
-    """Pressure of cyclones, Pa; their wind is in ``u`` and ``v``, because geostrophy yields none so near the
+    """Pressure of cyclones, Pa; their wind is in ``u`` and ``v``, because geostrophy yields no wind so near the
     equator."""
     u: Field
     v: Field
@@ -47,12 +47,12 @@ class Cyclone:
     shape: float
     """Holland's shape parameter B."""
     core: float = 1.0
-    """Factor on the warming that goes with the wind; if it is below 0, the core is cold."""
+    """Factor of the warming that accompanies the wind; if it is below 0, the core is cold."""
     low: float = 1.0
     """Share of the low pressure that would balance the wind."""
     through: float | None = None
-    """If the air flows through the low, as fast as it would flow around a cyclone: the direction in which it
-    leaves on both sides, in radians north of east. None: it flows around the low."""
+    """If air flows through the low (as fast as it would flow around a cyclone): the axis along which it leaves on
+    both sides, in radians north of east. None: the air flows around the low."""
 
     def drop(self) -> float:
         """The pressure deficit Δp of the centre, Pa, from V² = B Δp / (ρ e) (equation 8)."""
@@ -181,7 +181,7 @@ def plant(
 
 
 def _river(grid: Grid, simulation: Simulation, season: float, rng: np.random.Generator) -> River:
-    # There are more in the winter hemisphere, where the storm tracks are stronger.
+    # The winter hemisphere has more of them, because its storm tracks are stronger.
     side = 1 if rng.uniform() < 0.5 - 0.2 * season else -1
     start, end = np.deg2rad((rng.uniform(15, 25), rng.uniform(42, 60)))
     return River(

@@ -58,7 +58,7 @@ class Spectrum:
     fine: float = 0
 
     def shares(self, degrees: int) -> npt.NDArray[np.float64]:
-        """The variances of the degrees below ``degrees``, which add up to 1, [degrees]."""
+        """The variance of each degree below ``degrees``, [degrees]; the variances add up to 1."""
         n = np.arange(degrees)
         shares: npt.NDArray[np.float64] = n / self.peak / (1 + (n / self.peak) ** (self.tail + 1))
         if math.isfinite(self.bend):

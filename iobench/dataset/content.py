@@ -1,9 +1,10 @@
-"""The bytes of samples. Each sample is generated independently, so files do not depend on the number of ranks.
+"""Generates the content of samples. Each sample is generated independently, so files do not depend on the number
+of ranks.
 
 Random generators that can start anywhere (counter-based, Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3") are slower than a disk. So one block of random words is generated once, and each block of a sample is a
-part of it that starts at a different position, with every word XORed with a key. Compressors cannot match these
-parts, because bytes repeat only if two keys agree.
+1, 2, 3") are slower than a disk. Therefore, one block of random words is generated once, and each block of a
+sample is a part of it that starts at a different position, with every word XORed with a key. Compressors find no
+matches between these parts, because bytes repeat only if two keys agree.
 """
 
 import numpy as np
@@ -21,7 +22,7 @@ _MASK = (1 << 64) - 1
 
 
 class Content:
-    """Samples of a data set with this ``seed`` and a deflate ratio of ``compressibility``."""
+    """Generates the samples of a data set with this ``seed`` and a deflate ratio of ``compressibility``."""
 
     def __init__(self, seed: int, compressibility: float = 1.0) -> None:
         self._seed = seed
@@ -33,7 +34,7 @@ class Content:
         self._kept = PAGE if compressibility == 1 else max(1, round(PAGE * max(0.0, kept)))
 
     def sample(self, file: int, number: int, size: int) -> Bytes:
-        """The ``size`` bytes of sample ``number`` in file ``file``, uint8 [size]."""
+        """The content of sample ``number`` in file ``file``, uint8 [size]."""
         out = np.empty(-(-size // 8), np.uint64)
         for block in range(-(-len(out) // _WORDS)):
             word = _mix(self._seed, file, number, block)

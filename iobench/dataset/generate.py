@@ -40,11 +40,11 @@ class Generated:
 
 
 def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
-    """Write the missing and incomplete files of ``dataset`` to ``root``. The bytes are the same for any number of
+    """Write the missing and incomplete files of ``dataset`` to ``root``. The files are the same for any number of
     ranks and ``workers``. Called by all ranks.
 
     Files get their final names once they are complete. Raises UserError, the same on all ranks, if ``root``
-    contains another data set, the library of the format is missing, or the files do not fit into the file system.
+    contains a different data set, the format's library is missing, or the files do not fit into the file system.
     """
     layout = Layout(root, dataset)
     on_each_rank(world, find(dataset.format).load)
@@ -77,7 +77,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
 
 def _claim(layout: Layout) -> None:
     """Reserve the root for this data set. Raises UserError, before anything is written, if a new data set does not
-    fit or the root is another's."""
+    fit or the root belongs to a different data set."""
     if layout.place.record() is None:
         layout.place.require_space(_stored_bytes(layout.dataset, _all_files(layout)))
     layout.place.claim(layout.record())
@@ -88,8 +88,8 @@ def _all_files(layout: Layout) -> int:
 
 
 def _require_dlios_own(layout: Layout) -> None:
-    """Create DLIO's folders. Raises UserError, and overwrites nothing, if the root contains unrelated files or
-    another data set."""
+    """Create DLIO's folders. Raises UserError, and overwrites nothing, if the root contains unrelated files or a
+    different data set."""
     place, root = layout.place, layout.root
     if place.record() is not None:
         raise UserError(f"{place}: {_OWN_LAYOUT}; choose another folder, or --set dataset.layout=mlhpc")
@@ -117,8 +117,8 @@ _OWN_LAYOUT = "contains a data set in mlhpc's own layout, not DLIO's"
 
 
 def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = False) -> None:
-    """Raise UserError if the samples in one of DLIO's files belong to another workload, or, unless files may be
-    ``damaged``, if they cannot be read."""
+    """Raise UserError if the samples in one of DLIO's files belong to a different workload, or, unless files may
+    be ``damaged``, if they cannot be read."""
     dataset, name, sizes = layout.dataset, layout.name(split, file), layout.sizes(split, file)
     opened = layout.place.open(name, ReadStatistics())
     last = dataset.samples_per_file - 1
@@ -170,8 +170,8 @@ def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) ->
 
 
 def require_data(dataset: Dataset, root: Root) -> None:
-    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``, or one with more
-    files."""
+    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``, or one that
+    differs only in having more files."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
     recorded = layout.place.record()
@@ -198,8 +198,8 @@ def require_data(dataset: Dataset, root: Root) -> None:
 
 
 def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -> bool:
-    """Whether a recorded data set that differs from ``layout`` in ``keys`` only has more files, with the same
-    names and sizes."""
+    """Return whether a recorded data set that differs from ``layout`` in ``keys`` only has more files, with the
+    same names and sizes."""
     dataset, stored = layout.dataset, {key: recorded.get(key) for key in keys}
     if not set(keys) <= {"files", "eval_files"} or not all(isinstance(n, int) for n in stored.values()):
         return False
@@ -210,7 +210,7 @@ def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -
 
 
 def _stored_bytes(dataset: Dataset, files: int) -> int:
-    """Approximate bytes of ``files`` files of the data set."""
+    """Approximate total size in bytes of ``files`` files of the data set."""
     stored = dataset.samples_per_file * dataset.sample_bytes * FRAMING
     if dataset.compression != "none":
         stored /= dataset.compressibility
@@ -252,7 +252,7 @@ class _Writeback:
         self._begun = 0
 
     def __call__(self, fd: int, least: int = 16 << 20) -> None:
-        """Start write-back of the bytes written since the last call, if they are at least ``least``."""
+        """Start write-back of the bytes written since the last call, if there are at least ``least`` of them."""
         size = os.fstat(fd).st_size
         if size - self._begun >= least:
             # With this advice Linux starts writing dirty pages and drops clean ones (mm/fadvise.c).

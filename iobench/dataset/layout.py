@@ -1,8 +1,8 @@
 """The files of a data set and the sizes of their samples, without opening files.
 
 In DLIO's layout (data_generator/data_generator.py of release 2.0.0) files are named ``train/img_0_of_8.npz`` and
-so on, with evaluation files in ``valid``; no record describes the data set: it is whatever files exist, in the
-order of their names.
+so on, with evaluation files in ``valid``; no record describes the data set, which consists of whatever files
+exist, in the order of their names.
 """
 
 import math
@@ -60,11 +60,11 @@ class Layout:
 
     @property
     def is_dlio(self) -> bool:
-        """Whether the files are laid out and named as by DLIO."""
+        """Return whether the files are laid out and named as by DLIO."""
         return self.dataset.layout == "dlio"
 
     def folder(self, split: Split) -> str:
-        """The folder of a split below the root."""
+        """The folder of a split, relative to the root."""
         return "valid" if self.is_dlio and split == "validation" else split
 
     def files(self, split: Split) -> int:
@@ -77,7 +77,7 @@ class Layout:
         return max(5, len(str(max(self.dataset.files, self.dataset.eval_files) - 1)))
 
     def name(self, split: Split, file: int) -> str:
-        """Path of a file below the root."""
+        """The path of a file, relative to the root."""
         if self.is_dlio:
             return self._dlio_names[split][file]
         return f"{split}/{file:0{self.digits}}.{find(self.dataset.format).suffix}"
@@ -88,7 +88,7 @@ class Layout:
         return find(self.dataset.format).dlio_suffix or self.dataset.format
 
     def dlio_files(self, split: Split) -> list[str]:
-        """The existing files of DLIO, in DLIO's order: by name, regardless of the folder."""
+        """The existing files of a split in DLIO's layout, in DLIO's order: by name, regardless of the folder."""
         there = self.place.present(self.folder(split))
         return sorted((name for name in there if name.endswith(self.suffix)), key=os.path.basename)
 
@@ -117,7 +117,7 @@ class Layout:
         ]
 
     def path(self, split: Split, file: int) -> Path:
-        """Path of a file of a data set that is in a folder."""
+        """The path of a file; only for a data set in a folder, not in an object store."""
         assert isinstance(self.root, Path)
         return self.root / self.name(split, file)
 
@@ -126,9 +126,9 @@ class Layout:
         return file if split == "train" else self.dataset.files + file
 
     def sizes(self, split: Split, file: int) -> Sizes:
-        """Bytes of content of each sample of a file, ``[samples_per_file]``: normally distributed, at least a
-        hundredth of the mean. In DLIO's layout all samples of a file are rectangles of one size with randomly
-        drawn sides; files written by DLIO itself may have other sizes."""
+        """The content size in bytes of each sample of a file, ``[samples_per_file]``: normally distributed, at
+        least a hundredth of the mean. In DLIO's layout all samples of a file are rectangles of one size with
+        randomly drawn sides; files written by DLIO itself may have other sizes."""
         dataset, count = self.dataset, self.dataset.samples_per_file
         mean, stdev = dataset.sample_bytes, dataset.sample_bytes_stdev
         # The key alone determines the stream, so any file can be generated separately.
@@ -144,6 +144,6 @@ class Layout:
         return np.maximum(np.rint(drawn), max(1, mean // SMALLEST)).astype(np.int64)
 
     def record(self) -> dict[str, Any]:
-        """The identity of the data set: all parameters that determine its bytes."""
+        """The identity of the data set: all parameters that determine its content."""
         without = {"total_bytes", "layout", "file_prefix", "subfolders", "eval_subfolders"}
         return {"iobench": 1, **self.dataset.model_dump(mode="json", exclude=without)}

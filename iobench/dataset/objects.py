@@ -42,7 +42,7 @@ LARGEST_RECORD = 1 << 20
 @dataclass(frozen=True)
 class ObjectStore:
     """A prefix in an object store. ``endpoint``: URL of the server; empty for AWS_ENDPOINT_URL or the provider's
-    default. ``path_style``: the bucket is named in the request's path, not in the host name; None: only if
+    default. ``path_style``: whether requests name the bucket in the path instead of the host name; None: only if
     ``endpoint`` is set. ``attempts``: number of attempts per request, with doubling pauses in between."""
 
     url: str
@@ -76,7 +76,7 @@ class ObjectStore:
         return None
 
     def facts(self) -> dict[str, Any]:
-        """The description of the store in a result."""
+        """The description of the store for a result."""
         return {
             "data": self.url,
             "filesystem": self.protocol,
@@ -111,7 +111,8 @@ class ObjectStore:
         return {printable(key): clean(item) for key, item in value.items()}
 
     def claim(self, record: Mapping[str, Any]) -> None:
-        """Write the record of a data set. Raises UserError if the prefix has other objects or another record."""
+        """Write the record of a data set. Raises UserError if the prefix has other objects or the record of a
+        different data set."""
         present = self.record()
         if present is None:
             if self._listed(""):
@@ -140,7 +141,7 @@ class ObjectStore:
         """Does nothing, because object stores do not report free space."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
-        """Write a file through a temporary one; returns its bytes."""
+        """Write a file through a temporary one; returns its size in bytes."""
         # Objects are written atomically, but formats write to a descriptor and may seek, so a local file comes
         # first.
         try:
@@ -178,7 +179,7 @@ class ObjectStore:
         direct: bool = False,
         streaming: bool = False,
     ) -> CountedFile:
-        """An object whose requests are counted."""
+        """Open an object whose requests are counted."""
         return ObjectFile(self / name, statistics, transfer, streaming)
 
     def read_range(self, start: int, end: int) -> bytes:
@@ -186,7 +187,7 @@ class ObjectStore:
         return bytes(self._existing("read", lambda fs, key: fs.cat_file(key, start=start, end=end)))
 
     def _listed(self, below: str) -> set[str]:
-        """Names of the objects in the folder ``below`` of this prefix."""
+        """The names of the objects under ``below``, relative to this prefix."""
         place = self / below if below else self
         try:
             root, keys = place._call("listed", lambda fs, key: (key.removesuffix(below), fs.find(key)))
@@ -261,8 +262,9 @@ def _size_to_read(filesystem: Any, key: str) -> int:
 
 @cache
 def _have_way_given(loop: asyncio.AbstractEventLoop) -> None:
-    """Give the thread of ``loop`` the lower priority of reader threads, for which it works, once the first object
-    is opened. Data generation has no steps that need precedence."""
+    """Lower the priority of the thread of ``loop`` to that of the reader threads, whose requests it performs.
+    Called when the first object is opened for reading, because data generation has no steps that need
+    precedence."""
     loop.call_soon_threadsafe(give_way)
 
 
@@ -271,7 +273,7 @@ _one_at_a_time = threading.Lock()
 
 @cache
 def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | None, attempts: int) -> Any:
-    """The process's client for a kind of store. Raises UserError if it cannot be created."""
+    """The process's client for stores with this ``protocol``. Raises UserError if it cannot be created."""
     try:
         import fsspec
 

@@ -1,4 +1,4 @@
-"""The location of a data set: a folder here, or a prefix in an object store with the same methods (``objects``).
+"""The location of a data set: a folder, or a prefix in an object store, which has the same methods (``objects``).
 
 File names are ``train/00000.npz`` and so on. All methods raise UserError; a folder's ``write``, ``size`` and
 ``read`` also raise OSError.
@@ -22,12 +22,13 @@ from mlhpc.iobench.formats.counting import ReadStatistics
 from mlhpc.quantities import bytes_text
 
 RECORD = ".iobench.json"
-"""The file in a data set's folder that describes it, by which a run refuses another workload's data."""
+"""The file in a data set's folder that describes it, so that a run can refuse the data of another workload."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a file system. Only a folder's page cache and device are on this machine."""
+    """A folder of a file system. Unlike object stores, folders have a page cache, and maybe a device, on this
+    machine."""
 
     root: Path
 
@@ -40,7 +41,7 @@ class Folder:
         return self.root
 
     def facts(self) -> dict[str, Any]:
-        """The description of the folder in a result."""
+        """The description of the folder for a result."""
         filesystem = filesystem_of(self.root)
         return {
             "data": str(self.root.absolute()),
@@ -64,7 +65,8 @@ class Folder:
         claim_folder(self.root, dict(record), RECORD)
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
-        """The files among ``names`` that do not exist or are not ``is_whole``. Creates their folders."""
+        """The files among ``names`` that do not exist or for which ``is_whole`` returns False. Creates their
+        folders."""
         return missing(self.root, names, lambda name: is_whole(self.root / name, name))
 
     def present(self, split: str) -> set[str]:
@@ -106,5 +108,5 @@ class Folder:
         direct: bool = False,
         streaming: bool = False,
     ) -> CountedFile:
-        """A file whose reads are counted."""
+        """Open a file whose reads are counted."""
         return CountedFile(self.root / name, statistics, transfer, direct, streaming)

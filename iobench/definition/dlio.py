@@ -30,7 +30,7 @@ TENSORFLOW_BUFFER = 256 * 1024
 
 
 class BadKey(Exception):
-    """Raised for a value that cannot be converted; ``keys`` is its position in the file."""
+    """Raised for a value that cannot be converted; ``keys`` is the value's position in the file."""
 
     def __init__(self, keys: Keys, problem: str) -> None:
         super().__init__(f"{'.'.join(keys)}: {problem}")
@@ -38,12 +38,12 @@ class BadKey(Exception):
 
 
 def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[Keys, Keys]]:
-    """The tables of a ``Workload``, and the position of each key in DLIO's file. ``name``: the workload's name if
-    the file does not state one.
+    """Convert a DLIO file to the tables of a ``Workload``; also returns the position of each key in DLIO's file.
+    ``name``: the workload's name if the file does not state one.
 
     Raises BadKey for values that this tool does not emulate.
     """
-    if isinstance(tables.get("model"), str):  # for a plugin of DLIO, the file has only its name
+    if isinstance(tables.get("model"), str):  # the name of a DLIO plugin, not a table
         tables = {**tables, "model": {"name": tables["model"]}}
     without_effect = _checked(tables) | _ignored(tables)
     model, workflow = _table(tables, "model"), _table(tables, "workflow")
@@ -61,7 +61,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
             raise BadKey(("workflow", "checkpoint"), "to an object store, not emulated")
         without_effect.discard("dataset.data_folder")
         workload |= {"storage": storage, "without_effect": sorted(without_effect)}
-    # A file that only generates data does not train, but running it here reads the data.
+    # A DLIO file that only generates data has no training, but ``io run`` reads the data nevertheless.
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
@@ -116,12 +116,12 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
             _check_table(value, (*place, key), inner, without_effect)
         elif inner in NUMBERS and not _is_number(value):
             raise BadKey((*place, key), f"{shown(value)} is not a number")
-        elif inner in WORDS and not isinstance(value, str | bool):  # YAML reads off as false
+        elif inner in WORDS and not isinstance(value, str | bool):  # YAML parses ``off`` as false
             raise BadKey((*place, key), f"{shown(value)} is not a name")
 
 
 def _named(name: str, key: str, used: Collection[str], idle: Collection[str]) -> str:
-    """``name`` of a key without effect, with a suggestion if DLIO does not have the key."""
+    """The ``name`` of a key without effect, followed by a suggestion if DLIO does not have the key."""
     return name if key in idle else f"{name} (DLIO has no such key; {did_you_mean(key, {*used, *idle})})"
 
 
@@ -183,8 +183,8 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_bytes(table: dict[str, Any]) -> Any:
-    """The bytes of a sample: from ``record_dims`` and ``record_element_type`` of releases after 2.0.0, otherwise
-    the record length."""
+    """The size of a sample in bytes: computed from ``record_dims`` and ``record_element_type`` (releases after
+    2.0.0), otherwise the record length."""
     dims, kind = table.get("record_dims"), table.get("record_element_type", "uint8")
     if not dims:
         return _either(table, "record_length_bytes", "record_length", 64 * 1024)
@@ -202,8 +202,8 @@ def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
 
 
 def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
-    """How the loader reads: PyTorch's draws samples and opens each one's file; TensorFlow's goes through the files
-    one by one and shuffles samples in memory."""
+    """Return how the loader reads: PyTorch's loader draws samples and opens the file of each; TensorFlow's goes
+    through the files one by one and shuffles samples in memory."""
     kind, shuffled = dataset.get("format", "tfrecord"), {}
     resized = _either(dataset, "record_length_bytes_resize", "record_length_resize", 0)
     for key in ("file_shuffle", "sample_shuffle"):
@@ -213,7 +213,7 @@ def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
         shuffled[key] = value in ("seed", "random")
     streams = table.get("data_loader", "tensorflow") == "tensorflow"
     threads, prefetch = table.get("read_threads", 1), table.get("prefetch_size", 2)
-    if not streams and threads:  # PyTorch's prefetch is per worker, and 0 its default of two
+    if not streams and threads:  # PyTorch's prefetch is per worker; 0 means its default of two
         prefetch = threads * (math.ceil(prefetch / threads) or 2)
     in_memory = table.get("read_type", "on_demand") == "memory"
     return {
@@ -277,8 +277,9 @@ def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> d
 
 
 def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
-    """Bytes of each file of a checkpoint: model, optimizer, and one per layer, all layers with the same
-    parameters. Releases after 2.0.0 have a table ``model``, and no layers unless these are listed."""
+    """The size in bytes of each file of a checkpoint: one for the model, one for the optimizer, and one per layer;
+    all layers have the same parameters. Releases after 2.0.0 have a table ``model``, and no layers unless these
+    are listed."""
     size = model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240)))
     groups, layers = table.get("optimization_groups", []), table.get("layer_parameters")
     if layers is None:

@@ -12,7 +12,7 @@ from mlhpc.quantities import parse_quantity
 
 
 def _bytes(value: Any) -> Any:
-    """A number of bytes from a number or a text (``mlhpc.quantities``). Fractions of a byte, as in published
+    """Convert a number or a text (``mlhpc.quantities``) to a number of bytes. Fractions of a byte, as in published
     means, are rounded."""
     if isinstance(value, str):
         return round(parse_quantity(value, "bytes", bare="B"))
@@ -33,7 +33,7 @@ class Duration(FrozenModel):
     """Seconds that are constant or drawn from a distribution, with the same parameters as in DLIO's files.
 
     ``normal``: mean and stdev; ``uniform``: min and max; ``gamma``: shape and scale; ``exponential``: scale, which
-    is the mean; ``poisson``: lam events on average of ``scale`` seconds each. Draws below 0 count as 0.
+    is the mean; ``poisson``: lam events on average of ``scale`` seconds each. Negative draws count as 0.
     """
 
     type: Literal["normal", "uniform", "gamma", "exponential", "poisson"] = "normal"
@@ -61,12 +61,12 @@ class Duration(FrozenModel):
 
     @property
     def expected(self) -> float:
-        """The mean in seconds, before draws below 0 are cut off."""
+        """The mean in seconds, before negative draws are replaced by 0."""
         return float(_DISTRIBUTIONS[self.type].mean(self))
 
     @property
     def constant(self) -> bool:
-        """Whether every draw is the same."""
+        """Return whether every draw is the same."""
         return self.type == "normal" and not self.stdev
 
     def draw(self, random: np.random.Generator) -> float:

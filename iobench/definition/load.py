@@ -1,4 +1,4 @@
-"""Loads a workload from a file or the suite, and validates it."""
+"""Loads a workload from a file, or one of the suite's workloads, and validates it."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ Loaded = tuple[Workload, set[tuple[str, ...]]]
 
 
 def names() -> dict[str, str]:
-    """Description of each of the suite's workloads, by name."""
+    """The descriptions of the suite's workloads, by name."""
     descriptions = {}
     for file in sorted(_folder().iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
@@ -91,8 +91,8 @@ def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     lines = toml_lines(text)
 
     def line_of(keys: Sequence[str]) -> int | None:
-        """The line of the innermost table or key in ``keys`` that has a line of its own; keys of inline tables
-        have none."""
+        """The line of the innermost table or key in ``keys`` that has a line of its own; keys of inline tables do
+        not."""
         found = (lines.get(".".join(keys[:n])) for n in range(len(keys), 0, -1))
         return next(filter(None, found), None)
 
@@ -154,7 +154,8 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
 
 
 def _is_dlio(setting: str) -> bool:
-    """Whether ``setting`` is DLIO's: it begins with "++", or its key occurs only in DLIO's files."""
+    """Return whether ``setting`` is one of DLIO's: these begin with "++", or have a key that occurs only in DLIO's
+    files."""
     table, _, key = setting.partition("=")[0].strip().partition(".")
     known = USED.get(table, set()) | NO_EFFECT.get(table, set())
     return setting.startswith("++") or (

@@ -1,9 +1,9 @@
 """The rules of MLPerf Storage, among them the minimum size of a data set, which defeats caches and ensures a
 minimum run length.
 
-Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there
-(2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in
-configs/dlio/workload; mlpstorage_py/rules/core_config_keys.yaml lists the keys that a result may not change.
+Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md in the
+same repository (2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files
+in configs/dlio/workload; mlpstorage_py/rules/core_config_keys.yaml lists the keys that a result may not change.
 """
 
 import json
@@ -24,8 +24,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Official:
-    """A workload of one round. Settings that are the same in all rounds are in the suite's ``mlperf_`` workload of
-    that name. ``accelerators``: batch size and seconds per step for each accelerator."""
+    """A workload of one round. Settings that are the same in all rounds are in the suite's workload called
+    ``mlperf_`` and the same name. ``accelerators``: batch size and seconds per step for each accelerator."""
 
     round: str
     name: str
@@ -40,17 +40,17 @@ class Official:
 
     @property
     def results_elsewhere(self) -> bool:
-        """Whether results must be written outside the measured file system."""
+        """Return whether results must be written outside the measured file system."""
         return self.round == "v3.0"
 
     def accelerator(self, workload: Workload) -> str | None:
-        """The accelerator with the step time of ``workload``."""
+        """The accelerator with the batch size and step time of ``workload``; None if there is none."""
         steps = (workload.reader.batch_size, workload.train.computation.expected)
         constant = workload.train.computation.constant
         return next((name for name, own in self.accelerators.items() if constant and own == steps), None)
 
 
-# For each workload, the last round that has it comes first.
+# For each workload, the latest round comes first.
 _OFFICIAL = (
     Official("v3.0", "retinanet", 8, 85, {"B200": (24, 0.04755), "MI355": (32, 0.0634)}),
     Official("v3.0", "unet3d", 5, 90, {"B200": (7, 0.162)}),
@@ -64,7 +64,7 @@ _FREE = {
     # these tables.
     "dataset.files", "dataset.total_bytes", "reader.threads", "reader.preprocess_threads", "reader.prefetch",
     "reader.transfer_bytes", "reader.direct",
-    # What is measured on the machine itself.
+    # Settings that are measured on the machine itself.
     "reader.loader_cost",
     # Settings that do not affect the measurement, because no round evaluates and contents are random.
     "dataset.eval_files", "reader.eval_batch_size", "dataset.seed",
@@ -74,8 +74,8 @@ _FREE = {
 
 
 def official(workload: Workload) -> Official | None:
-    """The official workload with the name of ``workload``, from the round that has its accelerator, or else from
-    the last round."""
+    """The official workload of the same name as ``workload``, from the round that lists the accelerator of
+    ``workload``, or else from the latest round; None if there is none."""
     if workload.suite == "mlhpc":
         return None
     name = workload.name.removeprefix("mlperf_")
@@ -85,7 +85,7 @@ def official(workload: Workload) -> Official | None:
 
 @dataclass(frozen=True)
 class Size:
-    """The required size. ``bound``: the rule that requires more files, ``memory`` or ``steps``."""
+    """The required size of a data set. ``bound``: the rule that requires more files, ``memory`` or ``steps``."""
 
     files: int
     samples: int
@@ -190,7 +190,8 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
 
 
 def _fixed(workload: Workload) -> dict[str, Any]:
-    """All keys of a workload whose values must equal those in the round's file, with JSON values."""
+    """All keys of a workload whose values must equal those in the round's file, by name, with values as in
+    JSON."""
     tables = workload.model_dump(mode="json", include=set(_TABLES))
     return {
         f"{table}.{key}": value

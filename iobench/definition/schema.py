@@ -103,8 +103,8 @@ NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID an
 
 
 def has_password(url: str) -> bool:
-    """Whether ``url`` has a password before the server's name (``user:secret@``) or, if unambiguous, a user name.
-    Results record URLs, and messages repeat them."""
+    """Return whether ``url`` has a password before the server's name (``user:secret@``) or, if unambiguous, a user
+    name. Passwords are refused because results record URLs and messages repeat them."""
     protocol, named, rest = url.partition("://")
     server = (rest if named else url).partition("/")[0]
     if protocol in ("s3", "s3a"):  # a secret key may contain slashes; an ARN contains colons
@@ -271,7 +271,7 @@ class Checkpoint(FrozenModel):
 
 
 class Metric(FrozenModel):
-    """How metrics are computed from the times."""
+    """Settings for computing metrics from the measured times."""
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
     exclude_start_steps: CountOrNone = Field(
@@ -304,7 +304,7 @@ class Workload(FrozenModel):
         return self._proposed
 
     def propose(self, keys: Iterable[str]) -> None:
-        """Note that ``keys`` of ``storage`` were not set by the user."""
+        """Record that ``keys`` of ``storage`` were set by a workload file, not by the user."""
         self._proposed = frozenset(keys)
 
     @model_validator(mode="after")

@@ -26,8 +26,8 @@ deduplication has no advantage."""
 @dataclass(frozen=True)
 class Transfer:
     """One checkpoint written or read by one rank, from ``start_s`` to ``end_s`` on this process's clock.
-    ``seconds`` is the time of opening, reading or writing, syncing to the device and closing; it excludes making
-    the bytes and dropping them from the page cache."""
+    ``seconds`` is the time of opening, reading or writing, syncing to the device and closing; it excludes
+    generating the data and dropping it from the page cache."""
 
     kind: Literal["write", "read"]
     number: int
@@ -57,8 +57,8 @@ class Checkpoints:
             self._buffer = Content(world.rank).sample(0, 0, max(room, settings.transfer_bytes))
 
     def write(self) -> None:
-        """Write the next checkpoint, and remove the previous one once this is complete. Raises UserError if the
-        disk is full; nothing of this checkpoint is left then."""
+        """Write the next checkpoint, and remove the previous one once the new one is complete. If writing fails,
+        for example because the disk is full, removes the incomplete checkpoint and raises UserError."""
         if not self.sizes:
             return
         begin, seconds, fsync_s = clock(), 0.0, 0.0
@@ -121,7 +121,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
         with contextlib.suppress(
             OSError
-        ):  # not empty: it has files of other ranks, the last of which removes it
+        ):  # not empty: it contains files of other ranks; the last rank removes it
             (self._folder / f"checkpoint-{number}").rmdir()
 
     def _paths(self, number: int) -> list[Path]:
@@ -129,7 +129,7 @@ class Checkpoints:
         return [folder / f"rank{self._rank}-{file}" for file in range(len(self.sizes))]
 
     def _write_file(self, path: Path, size: int) -> tuple[float, float]:
-        """Seconds that writing the file took, and the part of them for fsync."""
+        """Write a file; returns the seconds taken, and how many of them were spent in fsync."""
         buffer, step = self._buffer, self._settings.transfer_bytes
         start = clock()
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

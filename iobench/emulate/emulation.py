@@ -89,7 +89,7 @@ class _Rank:
         computation: Duration,
         after_step: Callable[[int], bool] = lambda step: False,
     ) -> EpochTimes:
-        """Call ``run_steps`` and add the reads of ``pipeline`` (None: nothing is read) to ``run``."""
+        """Call ``run_steps``, and add the reads of ``pipeline`` (None: nothing is read) to ``self.run``."""
         barrier = self.world if self.workload.train.barrier else None
         with pipeline or nullcontext():
             times = run_steps(
@@ -100,7 +100,7 @@ class _Rank:
         return times
 
     def collect(self, pipeline: Pipeline) -> None:
-        """Add the reads of a pipeline that has ended."""
+        """Add the reads of a finished pipeline to ``self.run``."""
         self.run.reading.add(pipeline.times)
         self.run.reading.reading_s += pipeline.activity.reading_s
         self.run.reading.waited_s += pipeline.activity.waited_s
@@ -144,7 +144,8 @@ def emulate(
 
 
 def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
-    """Run all epochs, with what is done before and after each."""
+    """Run all epochs, with the preparation of the page cache before each, and checkpoints and evaluations after
+    it."""
     workload, world, run = rank.workload, rank.world, rank.run
     train, per_epoch = workload.train, workload.steps_per_epoch(world.size)
     left = train.steps or per_epoch * train.epochs
@@ -196,14 +197,14 @@ def _epoch(rank: _Rank, checkpoints: Checkpoints, epoch: int, steps: int, before
 
 
 def _due(every: int, done: int, first: int = 0) -> bool:
-    """Whether something is due after step or epoch ``done``: after number ``first`` (0: ``every``) and then after
-    every ``every`` further ones; never if ``every`` is 0."""
+    """Return whether a periodic action is due after step or epoch ``done``: it is first due after number ``first``
+    (0: ``every``), then after every ``every`` more; never if ``every`` is 0."""
     first = first or every
     return every > 0 and done >= first and (done - first) % every == 0
 
 
 def emulate_null(workload: Workload, layout: Layout, world: World, settings: Settings) -> Run:
-    """Run some steps of the same workload with its data in memory, which gives the machine's performance with
+    """Run some steps of the same workload with its data in memory, to measure the machine's performance with
     infinitely fast storage. Called by all ranks."""
     rank, reader = _Rank(workload, layout, world, settings), workload.reader
     steps = min(settings.null_steps, workload.steps_per_epoch(world.size))
@@ -242,7 +243,8 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int) -> None:
 
 
 def _prepare_cache(rank: _Rank, layout: Layout, epoch: int) -> None:
-    """Prepare the page cache of each node as set by ``cache``, and record the share of the data in it."""
+    """Prepare the page cache of each node as the setting ``cache`` requires, and record the share of the data in
+    it."""
     world, cache = rank.world, rank.settings.cache
     paths = [layout.path(split, file) for split in SPLITS for file in range(layout.files(split))]
     own_paths = paths[world.local_rank :: world.local_size]

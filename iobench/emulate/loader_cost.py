@@ -45,7 +45,7 @@ SMALL, MEDIUM, MANY, LARGE = (1, 4096), (1, 1 << 18), (33, 4096), (2, 2 << 20)
 
 
 class Estimate(NamedTuple):
-    """Seconds: the median of ``REPEATS`` measurements, with the smallest and the largest."""
+    """A time in seconds: the median of ``REPEATS`` measurements, with the smallest and the largest."""
 
     median: float
     low: float
@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
 
 
 def kind_of(workload: Workload) -> str | None:
-    """The kind of loader of a workload; None if it has none."""
+    """The kind of loader that a workload uses; None if it uses none."""
     loader: Loader = workload.reader.loader
     if loader == "none" or workload.dataset is None:
         return None
@@ -63,7 +63,7 @@ def kind_of(workload: Workload) -> str | None:
 def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
     """The workload with the cost of its loader: the workload's own figures, those in the file ``given``, or
     figures measured now. If the framework is not installed, the cost stays unknown and a message says so. Called
-    by all ranks. Raises UserError."""
+    by all ranks. Raises UserError if the file lacks the figures."""
     kind = kind_of(workload)
     if kind is None or workload.reader.loader_cost is not None:
         return workload
@@ -85,7 +85,7 @@ def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
 
 
 def with_loader_cost(workload: Workload, cost: LoaderCost | None) -> Workload:
-    """The workload with ``cost`` as its loader's cost."""
+    """Return a copy of the workload with ``cost`` as its loader's cost."""
     return workload.model_copy(update={"reader": workload.reader.model_copy(update={"loader_cost": cost})})
 
 
@@ -143,7 +143,8 @@ def _estimate(seconds: list[float]) -> Estimate:
 
 
 def _growth(less: list[float], more: list[float], by: float) -> Estimate:
-    """Seconds per unit of a quantity that is larger ``by`` this number in ``more`` than in ``less``."""
+    """Seconds per unit of a quantity that is larger by ``by`` units in the measurements ``more`` than in
+    ``less``."""
     return _estimate([max(0.0, each - statistics.median(less)) / by for each in more])
 
 
@@ -167,7 +168,7 @@ def _steps(loader: Iterable[Any]) -> list[float]:
 
 
 def _worker(loader: Iterable[Any]) -> list[float]:
-    """Seconds that one worker needs per batch, for each repeat: batches are taken as soon as they are ready."""
+    """Seconds that one worker needs per batch, for each repeat: batches are fetched as soon as they are ready."""
     batches: Iterator[Any] = iter(loader)
     seconds = []
     for _ in range(REPEATS):
@@ -215,7 +216,7 @@ def _tensorflow(batch: int, size: int) -> Any:
 
 
 def _tfrecord(batch: int, size: int, folder: Path | None = None) -> Any:
-    """A loader of one record in memory, or of record files that are made in ``folder``."""
+    """A loader of one record in memory, or of record files that are created in ``folder``."""
     import tensorflow as tf
 
     record = encode_features({"image": bytes(size), "size": [math.isqrt(size)]})

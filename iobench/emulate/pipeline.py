@@ -29,7 +29,7 @@ OpenFile = Callable[[Split, int, ReadStatistics], tuple[CountedFile, Sizes]]
 
 @dataclass
 class ThreadTimes:
-    """Times of one reader thread. ``decode_s``, the time spent on samples beyond their reads, is valid once the
+    """Times of one reader thread. ``decode_s``, the time spent on samples after they are read, is valid once the
     statistics are settled."""
 
     statistics: ReadStatistics
@@ -41,7 +41,7 @@ class ThreadTimes:
 
     @property
     def decode_s(self) -> float:
-        """Seconds of decoding, and of all else that is done with samples after they are read."""
+        """Seconds spent on decoding and all other processing of samples after they are read."""
         return self.sample_s - self.statistics.seconds - self.statistics.open_s
 
 
@@ -53,7 +53,7 @@ class Storage:
     reader: Reader
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
-        """Open a file; also returns the bytes of content of each of its samples, [samples]."""
+        """Open a file; also returns the content size in bytes of each of its samples, [samples]."""
         opened: CountedFile
         if self.has_index and not self.reader.reopen:
             self.read_index(split, file, statistics)
@@ -71,7 +71,8 @@ class Storage:
 
     @property
     def has_index(self) -> bool:
-        """Whether each file has index files next to it that state the positions of its samples, as in DLIO."""
+        """Return whether each file has index files next to it that state the positions of its samples, as in
+        DLIO."""
         return self.layout.is_dlio and self.layout.dataset.format == "binary"
 
     def read_index(self, split: Split, file: int, statistics: ReadStatistics) -> None:
@@ -113,7 +114,8 @@ class NullStorage:
         return cls(layout, loaded, 0 if reader.transfer_bytes or reader.direct else io.DEFAULT_BUFFER_SIZE)
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
-        """Open the file that stands in for ``file``; also returns the bytes of its samples, [samples]."""
+        """Open the file that stands in for ``file``; also returns the size in bytes of each of its samples,
+        [samples]."""
         stand_in = self.numbers[file % len(self.numbers)]
         path = Path("memory") / self.layout.name(split, stand_in)
         return MemoryFile(path, self.files[stand_in], self.block_bytes), self.layout.sizes("train", stand_in)
@@ -124,12 +126,12 @@ class Pipeline:
 
     With 0 threads, ``next_batch`` itself reads. Samples of one piece keep their order; those of different threads
     are delivered when ready, as in a pipeline without a fixed order. With ``reader.preprocess_threads``, samples
-    are preprocessed by one of these threads. ``next_batch`` raises the exceptions of threads. ``times``: those of
-    the reader threads, then of the preprocessing threads; ``activity``: when any thread was reading; ``step_s``:
-    seconds that the loop spends on a batch that is ready.
+    are preprocessed by one of these threads. ``next_batch`` raises the exceptions of threads. ``times``: the times
+    of the reader threads, followed by those of the preprocessing threads; ``activity``: when any thread was
+    reading; ``step_s``: seconds that the loop spends on a batch that is ready.
 
-    Used as a context manager, it stops its threads at the end, even after an error, because HDF5 crashes if the
-    interpreter exits while they read.
+    Used as a context manager, the pipeline stops its threads at the end, even after an error, because HDF5 crashes
+    if the interpreter exits while they read.
     """
 
     def __init__(
@@ -312,7 +314,7 @@ class Pipeline:
         return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
 
     def _make_room(self, files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]]) -> None:
-        # In sequential order, a thread has finished a file when it opens the next one.
+        # In sequential order, a thread has finished with a file when it opens the next.
         most = 1 if self._reader.reopen or self._reader.sample_order == "sequential" else OPEN_FILES
         while len(files) >= most:
             _, (samples, _, _) = files.popitem(last=False)

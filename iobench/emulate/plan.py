@@ -17,7 +17,8 @@ _RANDOM = 1 << 32  # differs from the keys that determine the order
 
 @dataclass(frozen=True)
 class Piece:
-    """Samples ``samples`` (by their numbers in the file) of file ``file``, which are read sequentially."""
+    """A piece of work: the ``samples`` (numbers within the file) of file number ``file``, which are read
+    sequentially."""
 
     file: int
     samples: Numbers
@@ -54,7 +55,7 @@ def _part(samples: int, reader: Reader, rank: int, ranks: int) -> tuple[int, int
 
 
 def files_of_rank(dataset: Dataset, files: int, reader: Reader, rank: int, ranks: int) -> range:
-    """The files of a rank's samples, in sequential order."""
+    """The files that contain a rank's samples, in sequential order."""
     first, share = _part(files * dataset.samples_per_file, reader, rank, ranks)
     return range(first // dataset.samples_per_file, -(-(first + share) // dataset.samples_per_file))
 
@@ -67,7 +68,7 @@ def pieces(
     The order of files is the same on all ranks; each rank gets an equal contiguous part of all samples, or all of
     them. With ``sample_order`` "sequential", a piece contains the samples of one file in this part, or one sample
     if ``reopen`` is set; with "shuffled", the samples of the part are permuted, and a piece is one sample; with
-    "random", they are drawn with replacement. If ``samples`` exceeds the part, reading starts over.
+    "random", samples are drawn with replacement. If ``samples`` exceeds the part, reading starts over.
     """
     per_file = dataset.samples_per_file
     order = np.arange(files)

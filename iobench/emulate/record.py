@@ -32,7 +32,7 @@ class Reading:
     preprocess_s: float = 0.0
     blocked_s: float = 0.0
     reading_s: float = 0.0  # time in which at least one thread was reading
-    waited_s: float = 0.0  # the part of it in which the loop waited
+    waited_s: float = 0.0  # the part of ``reading_s`` in which the loop waited
     sizes: dict[int, int] = field(default_factory=dict)
 
     def add(self, times: Sequence[ThreadTimes]) -> None:

@@ -70,7 +70,7 @@ class CountedFile:
         statistics.open_s += clock() - start
 
     def _begin(self, path: Path | str, statistics: ReadStatistics, transfer: int, streaming: bool) -> None:
-        """Initialisation that subclasses with other storage need as well. ``path`` is for messages."""
+        """Initialise what subclasses for other kinds of storage need as well. ``path`` is for messages."""
         self.path = path
         self._statistics = statistics
         self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
@@ -146,7 +146,7 @@ class CountedFile:
         )
 
     def _from_window(self, offset: int, out: Bytes) -> int:
-        """Copy bytes from ``offset`` on out of the window; returns their number."""
+        """Copy bytes out of the window, starting at ``offset``; returns their number."""
         start = offset - self._window_at
         if not 0 <= start < len(self._window):
             return 0
@@ -188,7 +188,7 @@ class CountedFile:
         return at + count
 
     def _read_direct(self, offset: int, out: memoryview) -> int:
-        """One direct read into ``out``; returns the number of bytes."""
+        """Perform one direct read into ``out``; returns the number of bytes read."""
         part = out[: self._transfer]
         begin = clock()
         count = self._preadv_direct(self._fd, (part,), offset)
@@ -204,7 +204,7 @@ class CountedFile:
         return begin, min(-(-(offset + length - begin) // ALIGNMENT) * ALIGNMENT, self._aligned_bytes)
 
     def _preadv_direct(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:
-        """``os.preadv`` of the aligned blocks that contain the buffer's bytes."""
+        """Like ``os.preadv``, but reads the aligned blocks that contain the requested bytes."""
         (out,) = buffers
         if self._aligned is None:
             self._aligned = mmap.mmap(-1, self._aligned_bytes)

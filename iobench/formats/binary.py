@@ -1,5 +1,5 @@
 """Contiguous samples without framing, as used for large sets of tokens and features. In DLIO's layout, two files
-next to each file hold the positions and sizes of its samples as 64-bit integers."""
+next to each file contain the positions and sizes of its samples as 64-bit integers."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ INDEX = (".off.idx", ".sz.idx")
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the bytes of the samples."""
+    """Write the samples, one after the other."""
     for number, size in enumerate(sizes.tolist()):
         write_all(fd, make_sample(number, size).data)
 
@@ -44,12 +44,12 @@ class Samples(formats.Samples):
     """Reads samples by their positions."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """Raises UserError if one of DLIO's files has another number of samples."""
+        """Raises UserError if one of DLIO's files has a different number of samples."""
         self._images = dataset.layout == "dlio"
         super().__init__(file, equal_sizes(file, len(sizes)) if self._images else sizes, dataset)
 
     def read(self, number: int) -> Bytes:
-        """The bytes of sample ``number``; in DLIO's layout, read with the same requests as DLIO's reader."""
+        """Read the content of sample ``number``; in DLIO's layout, with the same requests as DLIO's reader."""
         source = buffered(self._file) if self._images else None
         if source is None:
             sample: Bytes = super().read(number)

@@ -1,7 +1,7 @@
 """Counts a thread's reads with negligible overhead.
 
 Only the end time of each read is noted: a read begins when the previous read of its run ends, and its position
-follows from the run. The notes take a fixed amount of memory, and many are counted at once.
+follows from the run. The noted times take a fixed amount of memory, and many of them are processed at once.
 """
 
 import struct
@@ -19,8 +19,8 @@ DISTINCT_SIZES = 4096
 UNSETTLED = 4096
 """Number of reads that a thread notes before they are counted; also the maximum per run."""
 SPANS_KEPT = 1 << 16
-"""Number of reads, over all threads, whose times are kept before the times that all threads have passed are summed
-up."""
+"""Number of reads, over all threads, whose times are kept. When there are more, all times that every thread has
+passed are summed up."""
 INTERVALS = 256
 """Number of intervals of a timeline."""
 SHORTEST = 2.0**-10
@@ -41,7 +41,7 @@ class ReadEvent(NamedTuple):
 
 
 class Activity:
-    """Time in which at least one thread was reading, and the part in which the training loop was waiting.
+    """Time in which at least one thread was reading, and the part of it in which the training loop was waiting.
     Complete once the threads have reported their reads (``ReadStatistics.settle``).
 
     Times before the last reported read of the slowest thread are summed and discarded, so that memory does
@@ -79,7 +79,7 @@ class Activity:
             self._handed_in[number] = np.inf
 
     def waiting(self, waiting: bool) -> None:
-        """Note whether the loop waits for a batch from now on. Until the first call, it does."""
+        """Note whether, from now on, the training loop is waiting for a batch. Until the first call, it is."""
         now = clock()
         if self._waiting_since is not None:
             self._waits.append((self._waiting_since, now))
@@ -105,7 +105,7 @@ class Activity:
         if not len(reads):
             return
         until = min(until, reads[-1, 1])
-        # The loop adds a wait before it clears its start, so at least one of the two is seen.
+        # The loop adds a wait before it clears the wait's start, so at least one of the two is seen.
         since = self._waiting_since
         waits = list(self._waits)
         over = sum(end <= until for _, end in waits)
@@ -133,7 +133,7 @@ class Activity:
 
 
 def union(spans: Spans) -> Spans:
-    """The union of ``spans`` of begin and end, [n, 2], in order and without overlaps."""
+    """The union of ``spans`` (start and end times, [n, 2]) as spans in order and without overlaps."""
     if (spans[1:, 0] > spans[:-1, 1]).all():  # already so for a single thread
         return spans
     begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
@@ -153,8 +153,8 @@ class Timeline:
     amounts: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(INTERVALS))
 
     def add(self, spans: Spans, amounts: npt.NDArray[np.float64]) -> None:
-        """Add ``amounts`` [n], each spread evenly over its span of begin and end. ``spans`` [n, 2] must be in
-        order and not overlap."""
+        """Add ``amounts`` [n], each spread evenly over its span from start to end time. ``spans`` [n, 2] must be
+        in order and not overlap."""
         if not len(spans):
             return
         while spans[-1, 1] > self.origin + INTERVALS * self.interval_s:
@@ -165,7 +165,7 @@ class Timeline:
         self.amounts += np.diff(np.maximum.accumulate(until))  # rounding may make it decrease
 
     def include(self, other: "Timeline") -> None:
-        """Add all of ``other``, which may begin later."""
+        """Add all amounts of the timeline ``other``, which may begin later."""
         begins = other.origin + other.interval_s * np.arange(INTERVALS)
         spans = np.stack([begins, begins + other.interval_s], 1)
         self.add(spans[: other.used], other.amounts[: other.used])
@@ -183,11 +183,11 @@ class Timeline:
 
 @dataclass
 class ReadStatistics:
-    """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the
-    previous read of that file, consecutive if exactly there.
+    """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the previous
+    read of that file, and consecutive if it starts exactly there.
 
-    Opens, calls and bytes are always up to date, for other threads as well; all else is up to date after
-    ``settle``.
+    The counts of opens, calls and bytes are always up to date, for other threads as well; everything else is up to
+    date after ``settle``.
     """
 
     activity: Activity = field(default_factory=Activity)

@@ -22,19 +22,19 @@ from mlhpc.iobench.formats.counting import ReadStatistics
 Bytes = npt.NDArray[np.uint8]
 Sizes = npt.NDArray[np.int64]
 MakeSample = Callable[[int, int], Bytes]
-"""A function that makes the content of a sample from its number in the file and its size in bytes."""
+"""A function that generates the content of a sample from its number in the file and its size in bytes."""
 
 
 class Samples:
     """Reads the samples of a file. Each format's module has a subclass; this base is for contiguous samples."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """``sizes``: bytes of content of each sample, [samples]."""
+        """``sizes``: content size in bytes of each sample, [samples]."""
         self._file, self._sizes, self._dataset = file, sizes, dataset
         self._offsets = np.cumsum(sizes) - sizes
 
     def size(self, number: int) -> int:
-        """Bytes of content of sample ``number``, which must have been read."""
+        """Content size in bytes of sample ``number``, which must have been read."""
         return int(self._sizes[number])
 
     def read(self, number: int) -> Any:
@@ -79,8 +79,8 @@ class Format:
         self.load().write(fd, sizes, make_sample, dataset)
 
     def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:
-        """Whether a file written by ``write`` is complete, judged by its length if the sizes determine it,
-        otherwise by what is at its end. Raises OSError."""
+        """Return whether a file written by ``write`` is complete, judging by its length if the sizes determine the
+        length, otherwise by opening the file. Raises OSError."""
         lengths = {
             "npy": lambda: len(self.load().header(sizes, dataset)) + sizes.sum(),
             "tfrecord": lambda: self.load().record_sizes(sizes).sum() + RECORD_OVERHEAD * len(sizes),
@@ -108,7 +108,8 @@ class Format:
         return length == int(lengths.get(self.name, sizes.sum)())
 
     def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-        """A reader of the samples of ``file``, whose bytes are ``sizes``, [samples]. Raises UserError."""
+        """A reader of the samples of ``file``, which have ``sizes`` bytes, [samples]. Raises UserError if the
+        format's library is missing or the file is invalid."""
         reader: Samples = self.load().Samples(file, sizes, dataset)
         return reader
 
@@ -129,7 +130,8 @@ _FORMATS = {
 
 
 def equal_sizes(file: CountedFile, samples: int) -> Sizes:
-    """Bytes of each sample in a file of ``samples`` equal samples, [samples]. Raises UserError."""
+    """Bytes of each sample in a file of ``samples`` equal samples, [samples]. Raises UserError if the samples are
+    not of equal size."""
     if not file.size or file.size % samples:
         raise UserError(
             f"{file.path}: {file.size} bytes cannot be {samples} samples of equal size; regenerate it"

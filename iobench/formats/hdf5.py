@@ -108,7 +108,7 @@ class Samples(formats.Samples):
     """Reads from the dataset."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """Raises UserError if the file does not itself contain these samples."""
+        """Raises UserError if the file does not contain these samples, or stores them in other files."""
         super().__init__(file, sizes, dataset)
         try:
             self._opened = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")

@@ -27,7 +27,7 @@ SMALLEST = 1024
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the file's one image. Raises UserError if its size is too small for an image."""
+    """Write the file's one image. Raises UserError if the requested size is too small for an image."""
     (size,) = sizes.tolist()
     if dataset.layout == "dlio":
         out = io.BytesIO()
@@ -49,7 +49,7 @@ def picture(content: Bytes) -> bytes:
         encoded = _encoded(side)
     parts, left = [encoded[:2]], size - len(encoded)
     while left:
-        # A segment is a marker, a length of at least 2 and the rest, so none may leave less than a segment to
+        # A segment has at least 4 bytes (a marker and a length), so no segment may leave fewer than 4 bytes to
         # fill.
         length = min(SEGMENT, left - 2)
         if 0 < left - 2 - length < 4:

@@ -1,4 +1,5 @@
-"""Reads HDF5 files with MPI-IO, if h5py was built with it: HDF5's ``mpio`` driver, independent transfers.
+"""Reads HDF5 files with MPI-IO, if h5py was built with it: uses HDF5's ``mpio`` driver, with independent
+transfers.
 
 HDF5 itself reads, so requests for samples are counted, but the reads of the MPI library are not.
 """

@@ -1,7 +1,7 @@
-"""NumPy's ``.npy``: a header and the bytes of one uint8 array, which is the file's one sample or, as DLIO writes
-it, [rows, columns, samples].
+"""NumPy's ``.npy``: a header and one uint8 array, which is the file's only sample or, in DLIO's layout, all
+samples, [rows, columns, samples].
 
-Without a transfer size, the file is read in the few calls that NumPy makes; with one, in reads of that size.
+Without a transfer size, the file is read in the same few calls as by NumPy; with one, in reads of that size.
 """
 
 import io
@@ -20,7 +20,7 @@ from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_col
 
 _format: Any = np.lib.format
 LARGEST_HEADER = 1024
-"""Number of bytes in which the header is searched; NumPy's headers have 128."""
+"""Maximum bytes of a header; NumPy's headers have 128."""
 
 
 def header(sizes: Sizes, dataset: Dataset) -> bytes:
@@ -42,7 +42,8 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def parse(data: Bytes) -> Bytes:
-    """The array in the bytes of an ``.npy`` file, uint8 [bytes], without copying. Raises ValueError."""
+    """The array in the content of an ``.npy`` file, uint8 [bytes], without copying. Raises ValueError if the
+    content is invalid."""
     shape, fortran, kind, start = _read_header(data[:LARGEST_HEADER])
     values = data[start:]
     if kind != np.uint8 or len(values) != math.prod(shape):
@@ -51,17 +52,17 @@ def parse(data: Bytes) -> Bytes:
 
 
 def _read_header(data: Bytes) -> tuple[tuple[int, ...], bool, Any, int]:
-    """Shape, whether in Fortran order, type, and position of the values."""
+    """The array's shape, whether it is in Fortran order, its type, and the position of its values."""
     stream = io.BytesIO(data.tobytes())
     _format.read_magic(stream)
     return *_format.read_array_header_1_0(stream), stream.tell()
 
 
 class Samples(formats.Samples):
-    """The array is read with the first requested sample; the others are then in memory."""
+    """Reads the whole array when the first sample is requested; the other samples are then in memory."""
 
     def read(self, number: int) -> Bytes:
-        """The part of the array that is sample ``number``. Raises UserError if the file's array is not as
+        """The part of the array that contains sample ``number``. Raises UserError if the file's array is not as
         expected."""
         if self._array.ndim > 1:
             part: Bytes = self._array[..., number]
@@ -89,9 +90,9 @@ class Samples(formats.Samples):
         return array
 
     def _loaded(self) -> Bytes:
-        """Reads in the same calls as ``np.load``: a block for the header, then ``np.fromfile``, which positions
-        the C stream, fills its buffer of one block, reads whole blocks, and reads the rest through the buffer
-        (glibc 2.36)."""
+        """Read the array with the same calls as ``np.load``: a block for the header, then ``np.fromfile``, which
+        positions the C stream, fills its buffer of one block, reads whole blocks, and reads the rest through the
+        buffer (glibc 2.36)."""
         file, block = self._file, self._file.block_bytes
         data = np.empty((file.size // block + 2) * block, np.uint8)
         file.read_some(0, data[:block])

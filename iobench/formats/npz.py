@@ -53,10 +53,10 @@ class _Unseekable(io.RawIOBase):
 
 
 class Samples(npy.Samples):
-    """The array is read with the first requested sample; the others are then in memory."""
+    """Reads the whole array when the first sample is requested; the other samples are then in memory."""
 
     def _loaded(self) -> Bytes:
-        """The array as ``np.load`` reads it, through the buffer of Python's files."""
+        """The array, read as by ``np.load``: through the buffer of Python's ``open``."""
         source = buffered(self._file)
         assert source
         with np.load(source) as arrays:

@@ -41,7 +41,7 @@ class Samples(formats.Samples):
             raise UserError(f"{file.path} must have {len(sizes)} row groups; regenerate it")
 
     def read(self, number: int) -> Any:
-        """The bytes of sample ``number`` as an Arrow buffer."""
+        """The content of sample ``number`` as an Arrow buffer."""
         try:
             buffer = self._groups.read_row_group(number).column(COLUMN).chunk(0)[0].as_buffer()
         except (pa.ArrowException, OSError) as error:

@@ -34,8 +34,8 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def row(content: Bytes, columns: int) -> Bytes:
-    """A row of ``columns`` numbers between 0 and 1 (such as ``.27``), made from the bytes of ``content``, uint8
-    [bytes], and of the same length. Numbers have at most DIGITS digits, padded with spaces."""
+    """A row of ``columns`` numbers between 0 and 1 (such as ``.27``), generated from ``content``, uint8 [bytes],
+    and of the same length. Numbers have at most DIGITS digits, padded with spaces."""
     text = content % np.uint8(10) + np.uint8(ord("0"))
     ends = (np.arange(1, columns + 1) * len(text)) // columns - 1
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -67,7 +67,8 @@ class Samples(formats.Samples):
 
     @cached_property
     def _table(self) -> npt.NDArray[np.float32]:
-        """All rows, [rows, 1 + columns], read in the same chunks as by the C parser of pandas.read_csv."""
+        """All rows, [rows, 1 + columns], read in the same chunks in which the C parser of pandas.read_csv
+        reads."""
         if source := buffered(self._file):
             text = b"".join(iter(lambda: source.read(PANDAS_CHUNK), b""))
         else:

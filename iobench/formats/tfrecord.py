@@ -1,8 +1,8 @@
 """TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream per file.
 In DLIO's layout the feature is ``image``, next to an integer ``size``.
 
-The positions of records follow from the sizes of the samples or, in DLIO's layout with its equally long records,
-from the size of the file, so any record can be read without an index.
+The positions of records follow from the sizes of the samples or, in DLIO's layout, whose records have equal
+lengths, from the size of the file, so any record can be read without an index.
 """
 
 import math
@@ -110,7 +110,8 @@ class Samples(formats.Samples):
 
 
 def decode(framed: Bytes, where: str, feature: str = FEATURE) -> memoryview:
-    """The content of a framed record, uint8 [bytes], with verified checksums. Raises UserError."""
+    """The content of a framed record, uint8 [bytes], with verified checksums. Raises UserError if the record is
+    damaged."""
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
     if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():

@@ -14,7 +14,7 @@ from mlhpc.iobench.report.record import problem
 
 
 def read_result(run: Path) -> dict[str, Any]:
-    """The ``result.json`` of a run. Raises UserError if it is missing or not an emulation's."""
+    """The ``result.json`` of a run. Raises UserError if it is missing or does not come from an emulation."""
     path = run / "result.json"
     try:
         result = read_object(path, os.O_NOFOLLOW)
@@ -45,7 +45,7 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
             raise UserError(
                 f"{run} and {runs[0]} differ in workload or ranks; pass only runs that form one result"
             )
-    utilisations = [result["au_dlio_percent"] for result in results]  # the verdict of MLPerf's tool counts
+    utilisations = [result["au_dlio_percent"] for result in results]  # MLPerf judges by its tool's figure
     workload = Workload(**first["workload"])
     without = [result.get("au_without_loader_percent") for result in results]
     violations = mlperf_storage.findings(

@@ -41,7 +41,7 @@ def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def evaluations_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """The same table for evaluations, by the epoch that each evaluation followed."""
+    """A table of evaluations like ``epochs_table``, by the epoch that each evaluation followed."""
     return _times_table("evaluations", "evaluation", evaluations, {})
 
 
@@ -109,7 +109,7 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _second(bound: Mapping[str, Any]) -> str:
-    """A text on the largest loss, if it is not the binding resource."""
+    """The end of the sentence on the binding resource: the largest loss, if that is a different resource."""
     loss = bound["loss"]
     if loss is None:
         return ", storage keeps up" if bound["resource"] == "compute" else ""

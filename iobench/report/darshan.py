@@ -34,9 +34,10 @@ MOST_EXTENTS = 64
 
 @dataclass
 class ReadFile:
-    """What one rank, or all ranks together, read of a file. ``size``: position of the last byte read, plus 1;
-    ``sizes``: number of reads by size, as far as known; ``span``: begin and end in seconds since the job's start;
-    ``traced``: offset, size, begin and end of single reads, [reads, 4], without reads that returned nothing."""
+    """The reads of one file by one rank, or by all ranks together. ``size``: position of the last byte read, plus
+    1; ``sizes``: number of reads by size, as far as known; ``span``: begin and end in seconds since the job's
+    start; ``traced``: offset, size, begin and end of single reads, [reads, 4], without reads that returned
+    nothing."""
 
     path: str
     ranks: int
@@ -54,8 +55,8 @@ class ReadFile:
 
 @dataclass
 class Log:
-    """A job: its command, ranks, seconds, and the files that it read. ``untraced``: the reason if the times of
-    single reads are not known."""
+    """A job: its command, ranks, seconds, and the files that it read. ``untraced``: the reason why the times of
+    single reads are not known, if so."""
 
     command: str
     ranks: int
@@ -65,12 +66,12 @@ class Log:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the times of all reads are known."""
+        """Return whether the times of all reads are known."""
         return all(file.traced is not None for file in self.files)
 
     def reads(self) -> Reads:
         """All reads. Without a trace, they have the sizes that Darshan counts, and a file's reads are assumed to
-        be equally long and to begin with its first read."""
+        take equally long and to follow each other without gaps from the start of its first read."""
         reads = Reads()
         for file in self.files:
             rows = file.traced if file.traced is not None else _evenly(file)
@@ -214,8 +215,8 @@ def observation(log: Log, below: Path | None) -> dict[str, Any]:
 
 def workload(log: Log, name: str) -> Workload:
     """A workload that reads the same amount in requests of the same size and order. Files are emulated as raw
-    bytes. What a log lacks is assumed: a batch is one sample, and a step computes for its share of the job's time
-    without reading. Raises ValueError if no workload fits."""
+    bytes. Values that a log lacks are assumed: a batch is one sample, and a step computes for its share of the
+    time in which the job was not reading. Raises ValueError if no workload fits."""
     sizes, patterns = Counter[int](), Counter[tuple[tuple[int, int], ...]]()
     for file in log.files:
         rows = file.traced[:, :2].astype(int) if file.traced is not None else np.empty((0, 2), int)

@@ -41,8 +41,8 @@ class _File:
 
 @dataclass
 class Reads:
-    """All reads of files below a folder. As in Darshan, a read is sequential if it starts at or after the end
-    of the previous one of that file, consecutive if exactly there."""
+    """All reads of files below a folder. As in Darshan, a read is sequential if it starts at or after the end of
+    the previous read of the same file, and consecutive if it starts exactly there."""
 
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Reads:
 
     @property
     def io_percent(self) -> float:
-        """Per cent of the time between the begin of the first and the end of the last read in which at least one
+        """Percentage of the time from the start of the first read to the end of the last in which at least one
         read was in progress."""
         if not self.spans:
             return 0.0
@@ -62,8 +62,8 @@ class Reads:
         return 100 * union_s(self.spans) / whole if whole > 0 else 100.0
 
     def factors(self) -> dict[str, float]:
-        """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time is the seconds in which at least one read
-        was in progress; bandwidths are per read."""
+        """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time is the time in seconds in which at least
+        one read was in progress; bandwidths are per read."""
         rates = [
             size / seconds for size, seconds in zip(self.sizes, self.seconds, strict=True) if seconds > 0
         ]
@@ -83,8 +83,8 @@ class Reads:
 
 def observe(command: Sequence[str], below: Path, out: Path) -> int:
     """Run ``command`` under strace, and write its reads of files below ``below`` to ``out/observation.json``.
-    Returns the exit status of the command, which may be nonzero, as a training run that misses its target reads,
-    too. Raises UserError, also if nothing was read."""
+    Returns the exit status of the command, which may be nonzero, since a training run that misses its target also
+    reads. Raises UserError if strace is missing or nothing was read."""
     if not command:
         raise UserError("no command to observe; write it after --")
     require_new(out)
@@ -115,7 +115,7 @@ def write_observation(record: Mapping[str, Any], out: Path) -> None:
 
 
 def read_observation(folder: Path) -> dict[str, float]:
-    """The factors of an observation. Raises UserError."""
+    """The factors of an observation. Raises UserError if they are missing or invalid."""
     try:
         factors = read_object(folder / NAME, os.O_NOFOLLOW)["factors"]
         values = {name: float(factors[name]) for name in FACTORS}

@@ -1,5 +1,5 @@
-"""An emulation as one self-contained HTML page. ``templates/emulation.html`` has its text and the order of its
-sections."""
+"""An emulation as one self-contained HTML page. ``templates/emulation.html`` contains the page's text and
+determines the order of its sections."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

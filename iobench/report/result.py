@@ -145,8 +145,7 @@ def _total(parts: Sequence[Mapping[str, float]]) -> Shares:
 
 
 def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
-    """Utilisation in per cent of the busiest node's cores in the null run, over the cores that its ranks may
-    use."""
+    """CPU utilisation of the busiest node in the null run, in per cent of the cores that its ranks may use."""
     used, cores = Counter[str](), dict[str, int]()
     seconds = max(rank["null"]["seconds"] for rank in ranks)
     for rank in ranks:

@@ -3,7 +3,7 @@ difference.
 
 Devarajan et al. 2021, section V.B: each factor is divided by the larger of its two values, and S
 is the cosine of the two vectors. The cosine is insensitive to an error common to all factors (doubling everything
-gives S = 1), hence the second number.
+gives S = 1), hence the largest single difference.
 """
 
 import math
@@ -48,7 +48,7 @@ def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similari
 
 
 def cosine(differences: Mapping[str, float]) -> float:
-    """S from the differences alone: of the two normalised values of a factor, one is 1 and the other 1 -
+    """S, computed from the differences alone: of the two normalised values of a factor, one is 1 and the other 1 -
     |difference|."""
     if not differences:
         raise ValueError("no factor to compare")

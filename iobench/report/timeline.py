@@ -1,4 +1,4 @@
-"""An emulation over time, as in figures 1 to 8 of the paper "DLIO": bytes moved, and what ranks do meanwhile."""
+"""An emulation over time, as in figures 1 to 8 of the paper "DLIO": bytes moved, and what the ranks are doing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from mlhpc.iobench.formats.counting import Timeline
 
 
 def of_rank(run: Run) -> dict[str, Any]:
-    """What a rank did in equal intervals of ``interval_s`` seconds since the ranks met: lists of bytes read, bytes
-    of checkpoints, seconds of computing and seconds of waiting for data."""
+    """Return what a rank did in equal intervals of ``interval_s`` seconds since the ranks met: lists of bytes
+    read, bytes of checkpoints, seconds of computing and seconds of waiting for data."""
     start, wait, compute, oversleep = _steps([*run.epochs, *run.evaluations])[:, :4].T
     ready, done = start + wait, start + wait + compute + oversleep
     checkpoints = np.array([[each.start_s, each.end_s, each.bytes] for each in run.transfers]).reshape(-1, 3)

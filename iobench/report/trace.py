@@ -78,7 +78,7 @@ def _complete(
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """Microseconds rounded for Perfetto, which multiplies by 1000, truncates, and drops events that then overlap
-    by a nanosecond."""
+    """Round microseconds for Perfetto, which multiplies by 1000, truncates, and drops events that then overlap by
+    a nanosecond."""
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)

@@ -62,8 +62,8 @@ def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> floa
     ``compute_metrics_train`` and ``end_train``). Its mean over ranks and then epochs is what MLPerf Storage
     compares with the threshold. Compute time is as measured, including oversleep. An epoch is divided at its
     checkpoints; each part excludes its first steps, but not their barriers, and is weighted by its steps.
-    ``less_s``: seconds by which each step is assumed to be shorter. None if the counted steps have no compute
-    time."""
+    ``less_s``: seconds by which each step is assumed to be shorter. Returns None if the counted steps have no
+    compute time."""
     steps = len(epoch.steps)
     excluded_steps = metric.exclude_start_steps + metric.exclude_end_steps
     if steps <= excluded_steps or not float(epoch.column("compute_s").sum()):
@@ -110,7 +110,7 @@ def binding(real: Shares, null: Shares, cpu_busy_percent: float) -> Binding | No
 
     Waits for data and for other ranks in excess of the null run's are due to storage, as ranks also wait for
     others that wait for data. The rest is divided as in the null run, between the barrier and decoding, or the
-    processor if ``cpu_busy_percent`` of its cores' time shows that it was busy. None without compute time.
+    processor if ``cpu_busy_percent`` of its cores' time shows that it was busy. Returns None without compute time.
     """
     if real.utilisation is None or null.utilisation is None:
         return None

@@ -24,8 +24,8 @@ be measured."""
 class Fit:
     """The fitted service times. ``measured`` and ``simulated``: samples/s on one rank and on two. If they differ,
     the simulation is unreliable, because the runs were disturbed or waited for something that is not simulated.
-    ``exclusive``: the range of the share of a read in which it keeps others from reading that explains the second
-    run to 3%."""
+    ``exclusive``: a range for the share of a read that blocks other reads; with shares in this range, the
+    simulation reproduces the second run to 3%."""
 
     service: Service
     system: System
@@ -35,7 +35,7 @@ class Fit:
 
     @property
     def told_apart(self) -> bool:
-        """Whether the two ranks competed enough for storage to determine its capacity."""
+        """Return whether the two ranks competed enough for storage to determine its capacity."""
         low, high = self.exclusive
         return low > LEAST and high <= APART * low
 
@@ -90,7 +90,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
 
 
 def _share(rate: Callable[[int, float], float], measured: float) -> float:
-    """The exclusive share of a read, found by bisection: the larger it is, the slower are two ranks."""
+    """The exclusive share of a read, found by bisection: the larger this share, the slower are two ranks."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         share = (low + high) / 2
@@ -117,7 +117,7 @@ def _services(one: Mapping[str, Any]) -> tuple[Service, float]:
         raise UserError("the run on one rank read nothing, so there is nothing to simulate")
     seconds = reading["thread_s"]
     threads = max(1, one["workload"]["reader"]["threads"])
-    # Threads of a rank read concurrently, and each waits for the others; io_s counts the storage's work for all
+    # Threads of a rank read concurrently and wait for one another; io_s counts the storage's work for all of them
     # once.
     at_once = min(threads, max(1.0, (seconds["call_s"] + seconds["open_s"]) / one["reading"]["io_s"]))
     service = Service(

@@ -1,8 +1,8 @@
 """Simulates a workload on many ranks: a discrete-event simulation of its readers and its storage.
 
 Every rank has its reader threads, its queue of ready samples, its steps and the barrier, as in an emulated run.
-They share FIFO queues: metadata servers (opening a file, looking up a sample
-in a shared one), storage targets (the bytes), and the cores of a node (decoding). Read ``simulate`` first.
+The ranks share servers with FIFO queues: metadata servers (for opening a file, or looking up a sample in a shared
+file), storage targets (for reading), and the cores of a node (for decoding). Read ``simulate`` first.
 
 A file is on one target, and its metadata on one server. A file shared by all ranks is distributed over all
 targets by sample, but has one metadata server: this limits the scaling of a single shared file compared with
@@ -133,7 +133,7 @@ class _Simulation:
         heappush(self._events, (time, self._count, stage, rank, sample))
 
     def _claim(self, now: float, number: int) -> None:
-        """A thread claims a sample, if one is left and the queue has space."""
+        """Let a thread claim a sample, if one is left and the queue has space."""
         rank = self._ranks[number]
         if rank.taken == rank.samples:
             return
@@ -153,8 +153,8 @@ class _Simulation:
             self._claim(now, number)
 
     def _needs_metadata(self, sample: int) -> bool:
-        """Whether a metadata server is accessed before this sample of a rank: before the first sample of each
-        file, and before every sample if the workload looks samples up."""
+        """Return whether a metadata server is accessed before this sample of a rank: before the first sample of
+        each file, and before every sample if the workload looks samples up."""
         if self._reader.metadata_bytes or (self._dataset.format == "hdf5" and self._dataset.chunk_bytes):
             return True
         return sample % self._dataset.samples_per_file == 0 if not self._shared else sample == 0
@@ -185,7 +185,7 @@ class _Simulation:
         self._claim(now, number)
 
     def _begin(self, now: float, number: int) -> None:
-        """The loop takes a batch and computes, or waits until there is one."""
+        """Let the training loop take a batch and compute, or wait until there is a batch."""
         rank, batch = self._ranks[number], self._reader.batch_size
         rank.waiting = rank.ready < batch
         if rank.waiting:

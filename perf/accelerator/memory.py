@@ -85,8 +85,8 @@ def step_memory(
     accumulates: bool = False,
 ) -> Memory:
     """The memory of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``.
-    ``extra_input``: bytes per input element in addition to the network's float32. ``gpu``: LAMB updates all
-    weights at once, with two copies of them; on a CPU in small parts. ``accumulates``: the gradients of
+    ``extra_input``: bytes per input element in addition to the network's float32. ``gpu``: on a GPU, LAMB updates
+    all weights at once, with two copies of them; on a CPU, in small parts. ``accumulates``: the gradients of
     earlier backward passes exist from the start, and a layer's new ones are added to them.
 
     Walks backward through the layers: the backward pass of a layer needs the weights and the optimizer's
@@ -147,7 +147,7 @@ def power_of_two(batch: int) -> int:
 
 
 def _reaches_weights(layer: Layer) -> bool:
-    """Whether the layer's input needs a gradient: true for all layers except the first."""
+    """Return whether the layer's input needs a gradient: true for all layers except the first."""
     return any(part.name == "input gradient" for part in layer.passes)
 
 

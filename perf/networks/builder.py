@@ -15,7 +15,7 @@ from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape, 
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor of one sample. ``shape``: with channels last; ``source``: the layer that made the tensor;
+    """A tensor of one sample. ``shape``: with channels last; ``source``: the layer that computes the tensor;
     ``wants_gradient``: whether any earlier layer has weights; ``type``: type of the elements."""
 
     shape: Shape
@@ -63,8 +63,8 @@ class Window(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a layer's backward pass needs from its forward pass: the memory kept until then, and the number of
-    elements read besides the output's gradient."""
+    """The needs of a layer's backward pass: the memory kept for it by the forward pass, and the number of elements
+    that it reads besides the output's gradient."""
 
     saved: tuple[Saved, ...] = ()
     read: int = 0
@@ -85,7 +85,7 @@ class Builder:
         self._tensors: list[Tensor] = [self.input]  # kept alive, because _kept holds their ids
 
     def network(self) -> Network:
-        """The network of the layers added so far."""
+        """The network that consists of the layers added so far."""
         return Network(self.name, self.shape, tuple(self.layers))
 
     # Matrix products
@@ -150,7 +150,7 @@ class Builder:
     def max_pool(
         self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
     ) -> Tensor:
-        """Max pooling. It keeps its input and either the "indices" of the maxima in 8 bytes each (PyTorch) or its
+        """Max pooling. It keeps its input, and either the "indices" of the maxima in 8 bytes each (PyTorch) or its
         "output" (TensorFlow), or only the "places" of the maxima in one byte each
         (``cosmoflow/cpu/pooled.py``)."""
         sides = ((side + 2 * padding - size) // stride + 1 for side in x.shape[:-1])
@@ -166,8 +166,8 @@ class Builder:
         return self._add(name, "pooling", [x], out, Kept(saved, read), operations=operations)
 
     def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
-        """Means over areas, which leave ``sides``; by default one mean per channel. PyTorch keeps the input of
-        several areas, although it needs only the shape; for a single area it keeps nothing."""
+        """Mean pooling over areas, to an output with these ``sides``; by default, one mean per channel. PyTorch
+        keeps the input of several areas, although it needs only the shape; for a single area it keeps nothing."""
         out = Tensor((*sides, x.channels), name)
         saved = self._keep(x) if math.prod(sides) > 1 else ()
         return self._add(name, "pooling", [x], out, Kept(saved), operations=(x.elements, x.elements))
@@ -195,7 +195,8 @@ class Builder:
         return self._alias(x, (*shape[:-1], x.channels), x.type)
 
     def to_float32(self, x: Tensor) -> Tensor:
-        """``x`` in float32, in which everything computed from it stays, even in mixed precision; adds no layer."""
+        """``x`` converted to float32; everything computed from it stays in float32, even in mixed precision. Adds
+        no layer."""
         return self._alias(x, x.shape, "float32")
 
     def dropout(self, name: str, x: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ class Builder:
         return self._add(name, "dropout", [x], Tensor(x.shape, name), mask)
 
     def cross_entropy(self, x: Tensor, *, labels: int) -> None:
-        """Cross entropy of logits ``x`` in float32, with ``labels`` integer classes; keeps the logarithms of
+        """Cross entropy of logits ``x`` in float32; ``labels``: number of integer labels. Keeps the logarithms of
         probabilities."""
         kept = Kept((Saved("log softmax", x.elements, "float32"), Saved("labels", labels, "int64")))
         self._loss(x, kept, forward=5, backward=3)
@@ -245,7 +246,7 @@ class Builder:
     ) -> Tensor:
         """Adds a layer without matrix products, in place if ``out`` is one of ``inputs``, and returns ``out``. Its
         only backward pass reads the output's gradient and what is ``kept``, and writes the inputs' gradients; sums
-        and concatenations pass the gradient on. ``operations``: forward and backward; None: those of
+        and concatenations pass the gradient on. ``operations``: forward and backward operations; None: as in
         ``_OPERATIONS``."""
         if operations is None:
             of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))

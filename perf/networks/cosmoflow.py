@@ -17,10 +17,10 @@ def layers(
 ) -> Network:
     """The layers for samples [n, n, n, channels], whose sides can be halved once per block.
 
-    ``pool_first``: bias and activation come after pooling, which gives the same function with an eighth of their
-    work; False: they come before it, as in the reference and in the counts of Ibrahim et al. 2021. ``keeps``: what
-    a pooling layer keeps: its "output" (TensorFlow), the "indices" of the maxima (PyTorch), or their "places" and
-    the sign of the activation in one byte (the suite's GPU kernels). ``cpu_kernels_from``: the first block,
+    ``pool_first``: bias and activation come after pooling, which computes the same function with an eighth of the
+    work; False: they come before pooling, as in the reference and in the counts of Ibrahim et al. 2021. ``keeps``:
+    what a pooling layer keeps: its "output" (TensorFlow), the "indices" of the maxima (PyTorch), or their "places"
+    and the sign of the activation in one byte (the suite's GPU kernels). ``cpu_kernels_from``: the first block,
     counted from 0, that uses the suite's CPU kernels in PyTorch where they are suitable; they keep less.
     """
     net = Builder("CosmoFlow", sample_shape)
@@ -50,5 +50,6 @@ def layers(
 
 
 def _cpu_kernels_suit(channels: int, filters: int, kernel: int) -> bool:
-    """Whether the kernels of ``cosmoflow/cpu/pooled.py`` can compute such a block."""
+    """Return whether the kernels of ``cosmoflow/cpu/pooled.py`` support a block with these ``channels``,
+    ``filters`` and ``kernel``."""
     return kernel == 3 and (channels <= 16 or channels % 16 == 0) and filters <= 512

@@ -51,8 +51,8 @@ def type_bytes(kind: Type, precision: Precision) -> int:
 
 class Saved(NamedTuple):
     """Elements that a layer keeps for its backward pass and that no earlier layer keeps. ``name``: the layer that
-    made them, or a description. ``is_input``: they are the network's input. ``once``: kept once per batch, not per
-    sample."""
+    computed them, or a description. ``is_input``: whether they are the network's input. ``once``: kept once per
+    batch, not per sample."""
 
     name: str
     elements: int
@@ -80,9 +80,9 @@ class Pass(NamedTuple):
     weights: int
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:
-        """Bytes read and written per sample, including its share of the weights in a batch of ``batch`` samples
-        (None: without weights, as Ibrahim et al. 2021, section V-A, assume). Gradients of weights are float32, as
-        are the updated weights."""
+        """Bytes read and written per sample, including the sample's share of the weights in a batch of ``batch``
+        samples (None: without weights, as Ibrahim et al. 2021, section V-A, assume). Gradients of weights are
+        float32, as are the updated weights."""
         weight = 4 if self.name == "weight gradient" else activation_bytes(precision)
         shared = self.weights * weight / batch if batch else 0.0
         return self.elements * activation_bytes(precision) + shared

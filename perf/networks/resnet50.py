@@ -21,7 +21,7 @@ def layers(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
     x = net.batch_norm("conv 1 norm", x, relu=True)
     x = net.max_pool("pool", x, 3, stride=2, padding=1)
     for stage, blocks in enumerate(network.blocks or BLOCKS[network.name]):
-        # torchvision's width_per_group, which build_model derives from the share.
+        # torchvision's width_per_group, which build_model computes from ``width``.
         inside = int(64 * 2**stage * (max(1, round(64 * network.width)) / 64))
         for block in range(blocks):
             stride = 2 if stage and not block else 1

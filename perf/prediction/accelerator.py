@@ -65,7 +65,8 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
 
 
 def cost(model: Model, tier: Tier) -> list[Section]:
-    """Figure 4 for a data set in ``tier``, with the points of Ibrahim et al. 2021 if the machine is theirs."""
+    """The cost of moving data, as in figure 4 of Ibrahim et al. 2021, for a data set in ``tier``; with the paper's
+    points if the machine is the paper's."""
     machine, run, network, sample = model.machine, model.run, model.network, model.bytes
     moved = network.traffic(run.training.precision)
     sizes: Any = {"moved": moved, "sample": sample, "gradients": 4 * network.parameters}
@@ -107,8 +108,8 @@ def _required(machine: Machine, run: Run, flops: int, received: float, moved: fl
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
-    """Attainable FLOP/s over FLOPs per byte, both logarithmic, with one mark per layer, sized by the layer's share
-    of the minimum time."""
+    """A chart of attainable FLOP/s over FLOPs per byte, both logarithmic, with one mark per layer, sized by the
+    layer's share of the minimum time."""
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)
     rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
@@ -143,7 +144,7 @@ _PAPER_ACTIVATIONS = "Ibrahim et al. 2021: activations (16 bits)"
 def memory(
     by_batch: Sequence[Memory], capacities: Sequence[tuple[str, float]], paper: Row | None = None
 ) -> Figure:
-    """Memory in GB over batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
+    """A chart of memory in GB over batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
         kept = memory.parameters + memory.copies + memory.gradients + memory.optimizer

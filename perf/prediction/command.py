@@ -38,7 +38,7 @@ def predict(options: argparse.Namespace) -> int:
             f"no machine named; pass --machine with one of {', '.join(known())}, or a machine file"
         )
     given = machine(options.machine)
-    if options.out:  # before the prediction, so that a missing extra is found at once
+    if options.out:  # before the prediction, so that a missing package is reported at once
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
@@ -48,7 +48,7 @@ def predict(options: argparse.Namespace) -> int:
     model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
     predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())
     if not predictions:
-        model.at(1)  # says why
+        model.at(1)  # raises the error that explains why, if there is one
         batch_size = model.run.hyperparameters.global_batch_size
         raise UserError(
             f"no tabulated number of nodes can train a batch of {batch_size}; choose one with --nodes"
@@ -74,8 +74,8 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _closed(options: argparse.Namespace, given: Machine) -> Iterator[Model]:
-    """Models of the closed presets with published convergence, whose batch sizes are those of the reference
-    convergence points."""
+    """Yield a model of each closed preset; these presets have published convergence, at the batch sizes of the
+    reference convergence points."""
     settings = [text for text in options.set if "global_batch_size" not in text]
     for name in presets(options.benchmark):
         if name.startswith("closed"):
@@ -92,7 +92,7 @@ def _one(p: Prediction) -> None:
 
 
 def _enlarged(model: Model, p: Prediction) -> None:
-    """Print the figures of the machine that shorten the time to train if doubled."""
+    """Print which figures of the machine would shorten the time to train if doubled, and by how much."""
     console, before = Console(highlight=False), p.total_s[0] if p.total_s else math.inf
     if not math.isfinite(before):
         raise UserError("--what-if requires a time to train, but no epochs are published for this batch size")

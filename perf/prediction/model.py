@@ -39,8 +39,8 @@ _NOTHING: Triple = (0.0, 0.0, 0.0)
 
 
 class Enlarged(NamedTuple):
-    """A ``figure`` of a machine that is made twice as fast or as large, and the time to train in ``seconds`` that
-    results."""
+    """A ``figure`` of a machine that is doubled in speed or size, and the resulting time to train in
+    ``seconds``."""
 
     figure: str
     seconds: float
@@ -52,16 +52,16 @@ MOST_NODES = 2**17
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
     """Predict ``run`` on ``nodes`` of ``machine``, with data staged if it fits. Raises UserError if the run is
-    impossible there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every
-    tier, or a figure missing from the machine file.
+    impossible on these nodes: too many nodes, a batch that cannot be divided or does not fit, a data set larger
+    than every tier, or a figure missing from the machine file.
     """
     return Model(machine, run).at(nodes)
 
 
 def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
     """The time to train on ``nodes`` after doubling each figure of the machine in turn (halving latencies), and on
-    twice as many nodes if possible, the most effective change first. Added capacity is used only if that is
-    faster. Raises UserError if the run is impossible on ``nodes``."""
+    twice as many nodes if possible, the most effective change first. Added capacity is used only if that makes the
+    run faster. Raises UserError if the run is impossible on ``nodes``."""
     machine, rows = model.machine, []
     before = model.at(nodes).total_s or (math.inf,)
     for key, value in machine.figures.items():
@@ -95,7 +95,7 @@ class Model:
         generation: str | None = None,
         calibrated: Calibration | None = None,
     ) -> None:
-        """Raises UserError for a run with different kinds of steps."""
+        """Raises UserError for a run with different kinds of steps (some epochs on coarser samples)."""
         if getattr(run.training, "coarse_epochs", ()):
             raise UserError("training on coarser samples cannot be predicted; set training.coarse_epochs=[]")
         calibrated = calibrated or calibration()
@@ -145,7 +145,7 @@ class Model:
         trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
         staging_s = self.staging(nodes, together, local, step, placed)
         first = 0.0 if placed.moved else staging_s[0]
-        extra_s = _without(multiplied(trained, spent.rest), first)  # included in what published runs spend
+        extra_s = _without(multiplied(trained, spent.rest), first)  # ``rest`` includes the first epoch
         notes = [*step_notes, *placed.notes, *self.notes(nodes, together, placed, staging_s, trained)]
         if placed.moved and self.epochs and (once := self.exchange(nodes, placed.tier)) is not None:
             between = [once * max(0.0, epochs - 1) for epochs in self.epochs.ends]
@@ -279,7 +279,8 @@ class Model:
         )
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
-        """The step in seconds with an interval that nine of ten published sets fall into, and notes on it."""
+        """The step in seconds, with an interval that contains nine of ten published sets, and notes on this
+        interval."""
         family, known = self.machine.family, self.generation is not None
         half = self.calibrated.factor_of(self.efficiency, family, known=known)
         notes: list[str] = []
@@ -310,7 +311,7 @@ class Model:
     # Data
 
     def placed(self, nodes: int, together: int) -> Placement:
-        """Where the training data is. Raises UserError if no tier is large enough."""
+        """Return where the training data is placed. Raises UserError if no tier is large enough."""
         if self.staged:
             return place(self.machine, self.run.staging, *self.data_bytes, nodes, together)
         train, _ = self.data_bytes
@@ -325,8 +326,8 @@ class Model:
 
     def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
         """Seconds by which the first epoch exceeds the others if data is not staged, because all of it comes from
-        the file system and none from memory: this is staging by another name. The ends of the interval follow from
-        those of the step, since a longer step hides more of the reading."""
+        the file system and none from memory; in effect, this time is staging. The ends of the interval follow from
+        the ends of the step's interval, since a longer step hides more of the reading."""
         shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
         if shared is None:
             return _NOTHING
@@ -349,8 +350,8 @@ class Model:
     def notes(
         self, nodes: int, together: int, placed: Placement, staging_s: Triple, trained: Triple
     ) -> list[str]:
-        """Notes on accelerators that share a sample, and on staging that takes longer than the epochs in
-        ``trained``."""
+        """Notes on accelerators that share a sample, and on staging that takes longer than all epochs
+        (``trained``)."""
         lines = []
         if together > 1 and self.plan is None:
             lines.append(
@@ -372,7 +373,7 @@ class Model:
 
 
 def with_batch(run: Run, batch: int) -> Run:
-    """``run`` with another global batch size."""
+    """Return a copy of ``run`` with a different global batch size."""
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
     return run.model_copy(update={"hyperparameters": hyperparameters})
 
@@ -400,13 +401,13 @@ def _epochs(run: Run) -> Estimate | None:
 
 
 def trained(run: Run) -> tuple[Any, ...]:
-    """What determines whether published convergence applies: the network and its data."""
+    """Return the network and data of ``run``, which determine whether published convergence applies."""
     return run.network, run.data.sample_shape, run.data.train_samples
 
 
 class Fits:
-    """What fits into an accelerator's memory, for one run on one machine. ``local``: samples per backward pass;
-    ``together``: accelerators that share a sample."""
+    """Computes what fits into an accelerator's memory, for one run on one machine. ``local``: samples per backward
+    pass; ``together``: accelerators that share a sample."""
 
     def __init__(self, machine: Machine, run: Run) -> None:
         self.machine, self.run = machine, run

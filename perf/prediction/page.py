@@ -1,6 +1,6 @@
-"""A prediction as one self-contained HTML page: its terms, the machine's figures, and charts of time to train by
-nodes with its parts, of strong and weak scaling (Ibrahim et al. 2021, figures 8 and 9), and of cost over batch
-size (figure 4), with published sets and the papers' points."""
+"""A prediction as one self-contained HTML page: its terms, the machine's figures, and charts of the time to train
+and its parts by number of nodes, of strong and weak scaling (Ibrahim et al. 2021, figures 8 and 9), and of the
+cost of moving data by batch size (figure 4). The charts include published sets and the papers' points."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -88,8 +88,8 @@ def _figures(machine: Machine) -> Section:
 
 
 def time_to_train(predictions: Sequence[Prediction]) -> Section | None:
-    """Time to train by number of nodes, with its parts, its interval, and published sets on the same accelerator
-    family."""
+    """A chart of the time to train by number of nodes, with its parts, its interval, and published sets on the
+    same accelerator family."""
     timed = [p for p in predictions if p.total_s and p.epochs]
     if not timed:
         return None
@@ -133,12 +133,13 @@ def _against_published(timed: Sequence[Prediction]) -> Figure:
 
 
 def _beside(row: Published, timed: Sequence[Prediction]) -> Prediction | None:
-    """The prediction for the set's number of accelerators; None if there is none."""
+    """The prediction for the same number of accelerators as the set's; None if there is none."""
     return next((p for p in timed if p.accelerators == row.accelerators), None)
 
 
 def _where(row: Published, p: Prediction | None) -> str:
-    """The time of a set relative to the predicted interval at its number of accelerators."""
+    """Return whether a set's time is inside, above or below the predicted interval at its number of
+    accelerators."""
     if p is None or p.total_s is None or row.total_s is None:
         return "not predicted at this size"
     _, low, high = p.total_s
@@ -146,7 +147,7 @@ def _where(row: Published, p: Prediction | None) -> str:
 
 
 def _said_of(sets: Sequence[tuple[Published, Prediction | None]]) -> str:
-    """A text that says how many sets are inside the intervals, and why others may be outside."""
+    """Sentences that state how many sets are inside the intervals, and explain why others may be outside."""
     places = [_where(row, p) for row, p in sets]
     compared = sum(p is not None for _, p in sets)
     text = f"Published for this accelerator family, at any batch: {count(len(sets), 'set')}, named below"

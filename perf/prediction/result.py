@@ -25,9 +25,10 @@ NO_INTERVAL = "no interval model"
 class Step:
     """One training step (a step of the optimizer) in seconds. ``compute``: products and memory traffic,
     calibrated; ``launch``: the time per layer independent of the batch size; ``reduce``: all-reduce;
-    ``halo``: exchange within a sample; ``inputs``: the time of each stage of the input path per step, of
-    which the slowest counts; ``wait``: the part of it that is not hidden. ``host``: the driver's time on the host
-    with each kernel launched separately, and with all in one graph; None if not known."""
+    ``halo``: exchange within a sample; ``inputs``: the time of each stage of the input path per step, of which the
+    slowest counts; ``wait``: the part of the slowest stage's time that computation does not hide. ``host``: the
+    driver's time on the host with each kernel launched separately, and with all in one graph; None if not
+    known."""
 
     compute: float
     launch: float
@@ -76,8 +77,8 @@ class Prediction:
 
     ``parts``: accelerators that share a sample; ``local_batch_size``: samples of such a group in a step, over all
     its backward passes. ``staging_s``: for data that is not staged, the extra time of the first epoch; ``moved``:
-    the bytes of staging, None if nothing is staged. ``epochs``, and everything that depends on it, is None if no
-    convergence is published. ``notes``: the basis of the figures. ``memory``: peak bytes of a step on an
+    the bytes moved by staging, None if nothing is staged. ``epochs``, and everything that depends on it, is None
+    if no convergence is published. ``notes``: the basis of the figures. ``memory``: peak bytes of a step on an
     accelerator; ``largest_batch``: samples in the largest backward pass that fits the memory of ``parts``
     accelerators.
     """
@@ -142,7 +143,7 @@ class Prediction:
 
     @property
     def binding(self) -> str:
-        """Description of the limit of a training step."""
+        """What limits a training step, in words."""
         if self.step.wait > 0 and self.input_rate is not None:
             fed, wanted = (digits(self.batch / seconds) for seconds in (self.step.seconds, self.step.busy))
             return f"the input path limits: {fed} of {wanted} samples/s, {self.step.slowest_input}"
@@ -179,7 +180,7 @@ class Prediction:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Everything that is not a term, by label."""
+        """Everything in the prediction that is not a term of the time to train, by label."""
         value, low, high = (digits(rate) for rate in self.samples_per_s)
         together = whole(self.samples_per_s[0] * self.accelerators)
         unknown = "" if self.tier.read else ", whose bandwidth is not in the machine file"
@@ -225,7 +226,7 @@ class Prediction:
         return f"the largest batch that fits {whose} is {self.largest_batch}{once}, with {reserved}"
 
     def _moved(self) -> str:
-        """A text on the bytes moved by staging."""
+        """The staging mode and the bytes that staging moves, in words."""
         if self.moved is None:
             return "none"
         held, source, sent = (

@@ -33,7 +33,8 @@ NOTE = (
 
 
 class Printed(NamedTuple):
-    """Time per sample relative to batch size 1. ``bound``: a lower bound, where the paper states "up to"."""
+    """A time per sample in the paper, relative to batch size 1. ``bound``: whether it is a lower bound, since the
+    paper states "up to"."""
 
     relative: float
     bound: bool = False
@@ -53,8 +54,8 @@ def per_sample(shown: Shown) -> dict[str, float]:
     """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler, divided by
     the step's samples.
 
-    The shares are those of the profiled step. Only operations overlap, so they share the time that is not waiting.
-    Communication counts as a wait if its unhidden part was measured, otherwise as an operation.
+    The time is divided as in the profiled step: waits keep their length, and operations, which may overlap, share
+    the rest. Communication counts as a wait if its unhidden part was measured, otherwise as an operation.
     """
     profile, parts = shown.profile, shown.parts
     waits = {"input wait": parts.get("input wait", 0.0), "other wait": parts.get("wait", 0.0)}
@@ -161,8 +162,8 @@ def modelled(each: Shown) -> float:
 
 
 def paper_relative(each: Shown, first: Shown) -> Printed | None:
-    """The paper's time per sample at the batch of ``each`` relative to that of ``first``; None if one is
-    missing."""
+    """The paper's time per sample at the batch of ``each`` relative to that of ``first``; None if the paper lacks
+    one of them."""
     paper = PAPER.get(first.run.benchmark, {})
     printed, base = paper.get(each.profile.batch), paper.get(first.profile.batch)
     if printed is None or base is None or base.bound:
@@ -207,7 +208,8 @@ _SHAPES = {
 
 
 def _paper_points(shown: Sequence[Shown]) -> list[dict[str, Any]]:
-    """The paper's ratios times the measured value at the smallest batch; bounds are drawn as triangles."""
+    """The paper's ratios, multiplied by the measured value at the smallest batch; lower bounds are drawn as
+    triangles."""
     measured = 1e3 * sample_seconds(shown[0])
     points = [(str(each.profile.batch), paper_relative(each, shown[0])) for each in shown[1:]]
     return [

@@ -81,7 +81,8 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _elsewhere(given: Machine, first: Profile) -> str:
-    """A message if rank 0's profile ``first`` was not measured on the machine ``given``; otherwise empty."""
+    """The error message if rank 0's profile ``first`` was not measured on the machine ``given``; otherwise an
+    empty string."""
     if not (differ := differences(given, first)):
         return ""
     return (
@@ -143,8 +144,9 @@ def _show(
     elsewhere: str,
     counters: Counters | None,
 ) -> None:
-    """``profiles``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
-    another machine. ``counters``: those of the same step, if any."""
+    """Print the profiles, and write the page if requested. ``profiles``: by batch size, the profiles of all ranks.
+    ``elsewhere``: the reason if the ceilings belong to a different machine. ``counters``: hardware counters of the
+    same step, if any."""
     network = network_of(run)
     shown = []
     for ranks in profiles:

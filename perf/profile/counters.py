@@ -1,4 +1,5 @@
-"""Hardware counters read by a vendor's tool, beside the FLOPs and bytes that the model counts for a training step.
+"""Hardware counters read by a vendor's tool, next to the FLOPs and bytes that the model counts for a training
+step.
 
 ``perf stat -j`` counts processes; Nsight Compute (``ncu --csv``, with or without ``--page raw``) and
 ``rocprofv3`` count each launch of a kernel. FLOPs and bytes of an event:
@@ -100,8 +101,8 @@ class Counters:
 
 
 class Counted(NamedTuple):
-    """FLOPs and bytes of memory traffic of one layer, or of all (``direction`` is empty), in a step: counted
-    (None: not counted) and modelled. ``seconds``: time of the same work in the profiled step."""
+    """FLOPs and bytes of memory traffic of one layer, or of all layers (``direction`` is empty), in a step:
+    counted (None: not counted) and modelled. ``seconds``: time of the same work in the profiled step."""
 
     layer: str
     direction: str
@@ -125,7 +126,8 @@ class Counted(NamedTuple):
 
 def read(path: Path, steps: int | None) -> Counters:
     """The counters in a file of any of the tools; ``steps``: the number of steps that a perf file covers. Raises
-    UserError if the file is not one of these, has neither FLOPs nor bytes, or its number of steps is not known."""
+    UserError if the file comes from none of these tools, has neither FLOPs nor bytes, or covers an unknown number
+    of steps."""
     try:
         lines = read_text(path, "replace").removeprefix("\ufeff").split("\n")
     except (OSError, ValueError) as error:
@@ -190,7 +192,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     own = _of_one_layer(profile.work, kernels)
 
     def by_layer_of(value: Callable[[Work], float]) -> list[LayerTime]:
-        """Counts by layer, with ``value`` in place of seconds."""
+        """Sum ``value`` by layer; the sums replace the seconds of the returned layers."""
         work = tuple(each._replace(seconds=value(each)) for each in own)
         return by_layer(replace(profile, work=work), network, precision, profile.work)
 
@@ -327,7 +329,7 @@ def _rocprofv3(lines: Sequence[str]) -> dict[str, Kernel]:
 
 
 def _in_another(event: str, events: Iterable[str]) -> bool:
-    """Whether another of the events counts all that this one counts, and perhaps more."""
+    """Return whether a different one of ``events`` includes everything that ``event`` counts."""
     if event.startswith("sm__sass"):
         return f"smsp{event[2:]}" in events
     if event.startswith("dram__bytes_"):
@@ -343,8 +345,8 @@ def _in_another(event: str, events: Iterable[str]) -> bool:
 
 
 def _launches(lines: Sequence[str]) -> Iterable[tuple[dict[str, str], dict[str, tuple[str, str]]]]:
-    """Each launch in a table of ncu, with unit and value of each event. A row has one of them, or, of ``--page
-    raw``, all, and the first row has their units."""
+    """Each launch in a table of ncu, with the unit and value of each event. A row contains one event, or, with
+    ``--page raw``, all events of a launch; then the first row contains their units."""
     rows = list(_rows(lines))
     if rows and "Metric Name" in rows[0]:
         launches: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {}

@@ -19,8 +19,8 @@ _NEAR = 0.1
 
 
 def differences(machine: Machine, profile: Profile) -> list[str]:
-    """Differences between this node and a node of ``machine``, from the first rank's ``profile`` and the
-    host; empty if no difference is found."""
+    """Differences between this node and a node of ``machine``, according to the first rank's ``profile`` and the
+    operating system; empty if no difference is found."""
     if not profile.gpu:
         return list(_differences(machine, _processor(), [], cores()))
     listed = installed()  # TensorFlow names devices by number only
@@ -36,8 +36,8 @@ def _processor() -> str:
 def _differences(
     machine: Machine, name: str, accelerators: Sequence[Accelerator], cores: Collection[int]
 ) -> Iterator[str]:
-    """The differences. ``name``: the measured device, empty if unknown. ``accelerators``: the node's accelerators
-    as listed by the driver. ``cores``: the number of cores by each way of counting."""
+    """Yield the differences, in words. ``name``: the measured device, empty if unknown. ``accelerators``: the
+    node's accelerators as listed by the driver. ``cores``: the number of cores, counted in each possible way."""
     if name and not _is_of(machine.family, name):
         yield f"{name} instead of {machine.facts['accelerator.model']}"
     elif accelerators and (mib := accelerators[0].memory_mib):
@@ -52,7 +52,7 @@ def _differences(
 
 
 def _is_of(family: str, name: str) -> bool:
-    """Whether the product ``name`` contains ``family`` as separate words: GH200 is not H200."""
+    """Return whether the product ``name`` contains ``family`` as separate words: GH200 is not H200."""
     return f" {_words(family)} " in f" {_words(name)} "
 
 
@@ -62,8 +62,8 @@ def _words(name: str) -> str:
 
 
 def cores() -> set[int]:
-    """The numbers of cores of this node by each way of counting: those available to this process, all, and all
-    without hardware threads."""
+    """The number of cores of this node, counted in each possible way: only those available to this process, all
+    with their hardware threads, and all without hardware threads."""
     logical = os.cpu_count() or 1
     try:
         threads = len(parse_ranges(_SIBLINGS.read_text("ascii").strip()))

@@ -1,8 +1,8 @@
 """``mlhpc profile --device-model``: the launches of a training step on an accelerator that is only described.
 
 PyTorch's operations are counted on tensors without memory (``common/pytorch/profile.py``). On the device, each
-takes at least the larger of its bytes over the bandwidth and its FLOPs over the peak; on the host, the driver's
-time for a launch.
+takes at least the larger of its bytes over the bandwidth and its FLOPs over the peak; on the host, each takes the
+driver's time for a launch.
 """
 
 import argparse
@@ -45,7 +45,7 @@ WITHOUT_RESULTS = 64
 
 
 class Operation(NamedTuple):
-    """All ``calls`` of an operation on tensors of one shape; ``point`` has their minimum seconds."""
+    """All ``calls`` of an operation on tensors of one shape; ``point`` contains their minimum time in seconds."""
 
     launch: Launch
     calls: int
@@ -87,8 +87,8 @@ def settings_of(benchmark: str) -> list[str]:
 
 
 def launches(options: argparse.Namespace, run: Run, machine: Machine, measure: Measure) -> None:
-    """Prints the launches of a step of ``run`` on ``machine`` at the local batch sizes of published results, or at
-    those requested by options."""
+    """Prints the launches of a step of ``run`` on ``machine`` at the local batch sizes requested by ``options``,
+    or else at those of published results."""
     asked = options.batches or [options.batch]
     floors = [
         _floor(run, machine, batch, measure) for batch in (asked if asked[0] else _published_batches(run))
@@ -167,7 +167,8 @@ def _about(run: Run) -> str:
 
 
 def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
-    """A text that explains the times and says which published results of such a device they are from."""
+    """An explanation of the times, with the rounds of the published results on such a device; or a note that there
+    are none."""
     if not any(floor.predicted or floor.measured for floor in floors):
         return f"{machine.family}: no published result"
     return (

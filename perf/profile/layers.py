@@ -29,8 +29,8 @@ class LayerTime(NamedTuple):
 
     def efficiency(self, ceilings: Ceilings) -> float:
         """The utilisation of tensor cores, float32 units or memory bandwidth, whichever is highest (Ibrahim et al.
-        2021, section V-B), from the least computation and traffic. Limited to 1, because caches can save
-        traffic."""
+        2021, section V-B), computed from the minimum of computation and traffic. Limited to 1, because caches can
+        reduce traffic."""
         if not self.seconds:
             return 0.0
         used = (

@@ -25,7 +25,7 @@ def exchange_table(ranks: Sequence[Profile]) -> Table:
 
 
 def message_table(ranks: Sequence[Profile]) -> Table:
-    """The histogram of message sizes of rank 0."""
+    """A histogram of rank 0's message sizes."""
     exchange = ranks[0].exchange
     return table(
         "messages",
@@ -71,7 +71,7 @@ _ON_A_GPU = (
 
 
 def reading_note(ranks: Sequence[Profile]) -> str:
-    """Explanation of the input table for the measured device."""
+    """An explanation of the input table for the measured device."""
     return _READING_NOTE + (_ON_A_GPU if ranks[0].gpu else "")
 
 

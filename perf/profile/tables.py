@@ -51,9 +51,9 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are empty
-    without ``ceilings``; ``elsewhere``: why these belong to another machine, or empty; ``counted``: the hardware's
-    counts, if a file of counters was passed.
+    """The data shown for the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are
+    empty without ``ceilings``; ``elsewhere``: why the ceilings belong to a different machine, or empty;
+    ``counted``: the hardware's counts, if a file of counters was passed.
     """
 
     run: Run
@@ -78,7 +78,7 @@ class Shown:
 
     @property
     def side_by_side(self) -> str:
-        """A sentence on operations that ran concurrently; "" if none did."""
+        """A sentence on operations that ran concurrently; an empty string if none did."""
         threads, step = sum(self.parts.values()), self.profile.wall
         if threads <= _SIDE_BY_SIDE * step:
             return ""
@@ -236,7 +236,7 @@ def _parts(shown: Shown) -> Table:
 
 
 def _step_figure(shown: Shown) -> Figure:
-    """A column for each part of the step."""
+    """A figure with a column for each part of the step."""
     words = _words(shown)
     rows: list[dict[str, Any]] = [
         {"x": words[part], "y": 1e3 * seconds,
@@ -253,7 +253,7 @@ def _step_figure(shown: Shown) -> Figure:
 
 
 def _kinds_figure(shown: Shown) -> Figure:
-    """A column for each kind of layer, forward and backward."""
+    """A figure with a column for each kind of layer, forward and backward."""
     colours = {"forward": ACCENT[0], "backward": SERIES[2][0]}
     rows: list[dict[str, Any]] = [
         {

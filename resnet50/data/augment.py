@@ -27,8 +27,8 @@ _SHIFT = tuple(np.float32(mean / std) for mean, std in zip(MEAN, STD, strict=Tru
 
 
 class View(NamedTuple):
-    """The box of an image that is resized to ``rows x columns``, the position of the crop in the result, and
-    whether it is mirrored."""
+    """The box of an image that is resized to ``rows x columns``, the position of the crop in the resized box, and
+    whether the crop is mirrored."""
 
     top: int
     left: int
@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
     """A random box that is resized to ``size x size``, and mirrored with probability 1/2. If none of ten boxes
-    drawn fits into the image, it is the largest central box with an allowed ratio, as in torchvision's
+    drawn fits into the image, the box is the largest central one with an allowed ratio, as in torchvision's
     RandomResizedCrop."""
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):
@@ -68,8 +68,8 @@ def evaluation_view(height: int, width: int, size: int) -> View:
 
 
 def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
-    """The ``view``, uint8 ``[3, size, size]``, of an image uint8 ``[3, height, width]``, not yet mirrored.
-    Interpolation is bilinear with antialiasing, as in Pillow.
+    """Crop an image, uint8 ``[3, height, width]``, and resize it to the ``view``, uint8 ``[3, size, size]``, not
+    yet mirrored. Interpolation is bilinear with antialiasing, as in Pillow.
     """
     box = functional.resized_crop(
         pixels, view.top, view.left, view.height, view.width, [view.rows, view.columns], antialias=True

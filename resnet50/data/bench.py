@@ -13,13 +13,14 @@ SIDE = 224
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files that contain the first ``samples`` training images. Raises UserError."""
+    """The files that contain the first ``samples`` training images. Raises UserError if the data set cannot be
+    read."""
     return _chosen(data, samples)[1]
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Measure reading the first ``samples`` training images. Raises UserError if the data set cannot be read, or
-    cannot be read with this loader."""
+    """Measure reading the first ``samples`` training images. Raises UserError if the data set cannot be read with
+    this loader."""
     from mlhpc.benchmarks.resnet50 import Loading
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.resnet50.data.source import ResNet50Source

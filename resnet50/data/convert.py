@@ -106,8 +106,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
 
 
 class _Verified:
-    """``images``, whose files, if they contain one image each, are verified against the checksums ``sums`` before
-    use. TFRecord files contain checksums."""
+    """Reads ``images``. Files that contain one image each are verified against the checksums ``sums`` before use;
+    TFRecord files contain their own checksums."""
 
     def __init__(self, images: Images, sums: Mapping[Path, int]) -> None:
         self._images, self._sums, self.classes = images, sums, images.classes
@@ -130,7 +130,7 @@ def _make_folder(folder: Path) -> None:
 
 
 class Shard(NamedTuple):
-    """A TFRecord file: its name in the data set, and the indices of its images in the split."""
+    """A TFRecord file: its name in the data set, and the indices, within the split, of the images in it."""
 
     name: str
     images: range
@@ -200,7 +200,7 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
         with lmdb.open(os.fspath(part), map_size=size, subdir=False, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
             for index, value in enumerate(_ahead(datum, len(images), workers)):
-                # A value has pages of its own, and its key is in another page.
+                # A value has pages of its own, and its key is in a different page.
                 room += len(value) + 3 * _PAGE
                 if room > size // 2:
                     transaction.commit()

@@ -1,5 +1,5 @@
-"""Batches made by an NVIDIA DALI pipeline. Images are read, and their views drawn, as for the other loaders; DALI
-decodes only the box of the view."""
+"""Batches decoded and resized by an NVIDIA DALI pipeline. Images are read, and their views drawn, as for the other
+loaders; DALI decodes only the box of the view."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ class DecodedByDali:
         self._reader, self._gpu, self._geometry = reader, gpu, _geometry(reader)
 
     def read(self, index: int) -> _Source:
-        """The image as stored. Raises UserError naming it."""
+        """Read an image as stored. Raises a UserError that names it."""
         data, label = self._reader.images.read(index)
         try:
             # DALI would silently fill the missing part of a truncated image.
@@ -48,7 +48,7 @@ class DecodedByDali:
             raise self._reader.named(index, error) from error
 
     def finish(self, arrays: Sequence[Any], results: list[_Source]) -> list[_Source]:
-        """The batch is the sources themselves, since DALI decodes them."""
+        """Return the sources themselves as the batch, since DALI decodes them."""
         return results
 
     def inputs(self, batch: list[_Source]) -> tuple[list[Any], ...]:
@@ -63,7 +63,7 @@ class DecodedByDali:
         )
 
     def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: int) -> Any:
-        """As in ``dali.Pipeline``; the output is the decoded and resized images."""
+        """Like ``dali.Pipeline.outputs``; the output consists of the decoded and resized images."""
         encoded = self._reader.images.read(key)[0].ndim == 1
         data, start, shape, *where = fn.external_source(
             source=feed,
@@ -87,8 +87,8 @@ class DecodedByDali:
 
     @contextmanager
     def errors(self, in_use: Sequence[list[_Source]]) -> Iterator[None]:
-        """Raises an error that names the image that DALI could not decode, if the suite's decoder also fails on
-        it."""
+        """Context manager that replaces DALI's error with one that names the image, if the suite's decoder also
+        fails to decode it."""
         try:
             yield
         except RuntimeError:
@@ -124,7 +124,7 @@ def _pixels_seen(view: View, size: int) -> list[list[float]]:
 
 
 def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> Any:
-    """The operators that turn a box's pixels into the network's input."""
+    """Add the operators that turn a box's pixels into the network's input."""
     side = reader.size
     if reader.preprocessing == "mlperf":
         (matrix,) = where

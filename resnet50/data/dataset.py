@@ -34,7 +34,7 @@ _SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
 
 
 def select(dataset: Manifest, data: Data) -> Manifest:
-    """The part of a data set that a run needs: the files of its two splits. They must contain exactly the number
+    """The part of a data set that a run needs: the files of its two splits. These must contain exactly the number
     of images in ``data``, because a smaller number of files would contain only the first classes.
 
     Raises UserError if a split is missing, has mixed formats, or has a different number of images according to
@@ -106,8 +106,8 @@ def assign_samples(
     train_samples: int,
     eval_samples: int,
 ) -> RankSamples:
-    """This rank's part, as ``Images``, of the data set that ``select`` has returned. ``staged``: the folder that
-    it was staged to in ``mode``; None: all ranks read it in place. Called by all ranks.
+    """This rank's part, as ``Images``, of the data set that ``select`` has returned. ``staged``: the folder to
+    which the data set was staged in ``mode``; None: all ranks read it in place. Called by all ranks.
 
     Raises UserError, the same on all ranks, if a file cannot be read, or if the number of images differs from the
     run's, or the number of classes from ``classes``.

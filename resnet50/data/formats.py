@@ -42,7 +42,7 @@ class Images(Protocol):
         its label. Raises UserError naming the image."""
 
     def name(self, index: int) -> str:
-        """The image's file and its position there, for messages."""
+        """The image's file and its position in this file, for messages."""
 
 
 class Files:
@@ -71,8 +71,8 @@ class Shards:
     """TFRecord files in TensorFlow's ImageNet layout: ``image/encoded``, and ``image/class/label``, which starts
     at 1. ``extents``: the results of ``tfrecord.record_extents``, by file.
 
-    The first images of all files come first, then the second ones, and so on. ``convert`` distributes images in
-    this way, so this restores their original order.
+    The first images of all files come first, then the second ones, and so on. ``convert`` distributes images to
+    files in this way, so their original order is restored.
     """
 
     def __init__(self, extents: dict[Path, npt.NDArray[np.int64]], classes: int) -> None:
@@ -147,7 +147,8 @@ class Lmdb:
 
 class Raw:
     """Decoded pixels, one image after another in ``pixels.raw``, and ``index.npy``, int64 ``[images, 4]``, with
-    offset, height, width and label. For small data sets, since it takes about ten times as much space as JPEG."""
+    offset, height, width and label. For small data sets, since this format takes about ten times as much space as
+    JPEG."""
 
     def __init__(self, folder: Path, classes: int) -> None:
         self.path, self.classes = folder / PIXELS, classes

@@ -24,13 +24,13 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
 
 
 class BrokenImage(UserError):
-    """An image cannot be decoded. With ``loading.broken_images`` it may be skipped."""
+    """Raised if an image cannot be decoded; ``loading.broken_images`` determines whether it is skipped instead."""
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """RGB pixels, uint8 ``[3, height, width]``, decoded from the bytes of a JPEG or another of ``FORMATS``; for
-    data that already is pixels, a view. Greyscale and CMYK are converted to RGB. The EXIF orientation is ignored,
-    as in ImageNet training.
+    """RGB pixels, uint8 ``[3, height, width]``, decoded from the content of a JPEG file or one in another of the
+    ``FORMATS``; if ``data`` already consists of pixels, a view of it. Greyscale and CMYK are converted to RGB. The
+    EXIF orientation is ignored, as in ImageNet training.
 
     Raises BrokenImage, without the file's name, if the image cannot be decoded or is truncated.
     """
@@ -63,8 +63,8 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 def _require_plausible(data: Bytes) -> None:
     """Raise BrokenImage, before memory is allocated, for a JPEG whose header claims more pixels than its bytes can
-    encode, or contains stray bytes, after which the decoder might find a different size. A block of 64 pixels
-    takes at least one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
+    encode, or which contains stray bytes, after which the decoder might find a different size. A block of 64
+    pixels takes at least one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
     height, width = size_of(data)
     pixels = height * width
     if pixels > 4096 + 1024 * len(data):

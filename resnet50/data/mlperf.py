@@ -14,7 +14,7 @@ import torch
 from mlhpc.resnet50.data.augment import View
 
 MEAN = (123.68, 116.78, 103.94)
-"""The mean of the bytes of each colour, which is subtracted; nothing is divided."""
+"""The mean value of each colour, from 0 to 255, which is subtracted; there is no division."""
 
 _AREA = (0.05, 1.0)
 _RATIO = (0.75, 1.33)
@@ -28,8 +28,8 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
     """A random box that is resized to ``size x size``, and mirrored with probability 1/2; the whole image if no
     box fits.
 
-    The aspect ratio is drawn uniformly, and then the height, uniformly from the integers that ratio and area
-    allow. So lengths, not areas, are uniformly distributed, and small boxes are more frequent than in
+    The aspect ratio is drawn uniformly; then the height is drawn uniformly from the integers that ratio and area
+    allow. Lengths, not areas, are therefore uniformly distributed, and small boxes are more frequent than in
     torchvision's RandomResizedCrop. The last row and the last column of positions are never drawn.
     """
     mirrored = bool(rng.random() < 0.5)
@@ -47,7 +47,7 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
 
 
 def evaluation_view(height: int, width: int, size: int) -> View:
-    """The whole image, its shorter side resized to 256/224 of ``size``, and its centre."""
+    """The centre of the whole image after its shorter side has been resized to 256/224 of ``size``."""
     # In float32, as in the reference, where the shorter side is occasionally one pixel smaller.
     scale = np.float32(round(size * 256 / 224)) / np.float32(min(height, width))
     rows, columns = int(np.float32(height) * scale), int(np.float32(width) * scale)
@@ -55,8 +55,8 @@ def evaluation_view(height: int, width: int, size: int) -> View:
 
 
 def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float32]) -> None:
-    """Write the ``view`` of an image, uint8 ``[3, height, width]``, into ``x``, float32 ``[size, size, 3]``: the
-    bytes as floats, minus ``MEAN``.
+    """Write the ``view`` of an image, uint8 ``[3, height, width]``, into ``x``, float32 ``[size, size, 3]``, as
+    values from 0 to 255 minus ``MEAN``.
 
     Interpolation is bilinear, without antialiasing and without rounding. Output pixel i is sampled at i · input /
     output, so the first pixels of image and output coincide (TensorFlow 1's resize). Mirroring happens before

@@ -97,7 +97,7 @@ def pack(
     sources = [images[split].files[index] for split, shard in own_shards for index in shard.images]
     size = sum(file.size for file in sources)
 
-    # Computed only once, and only on ranks that record it, since there may be a million files.
+    # Computed only once, and only on ranks that record the identity, since there may be a million files.
     of = identity(dataset) if team.leads else ""
 
     def need() -> Need:
@@ -146,13 +146,14 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
         if not isinstance(images, Files):
             raise UserError(f"{dataset.root} is already packed; omit staging.pack")
         opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
-    assert names  # those of the folders
+    assert names  # the names of the folders
     return opened, names
 
 
 def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool:
-    """Whether another run has packed this data set in the target and is using it; False except on the first rank
-    of a team. Removes files of an interrupted run, packed or not; refuses anything else."""
+    """Return whether another run has packed this data set in the target and is using it; always False except on
+    the first rank of a team. Removes the files of an interrupted run, packed or not. Raises UserError for any
+    other content."""
     if not team.leads:
         return False
     target = packed.root
@@ -181,7 +182,7 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
 
 
 def _record(packed: Manifest, of: str, team: StagingGroup) -> None:
-    """On the first rank of a team: write the manifest of the target, by which ``staging.remove`` recognises it."""
+    """On the first rank of a team, write the manifest by which ``staging.remove`` recognises the target."""
     if not team.leads:
         return
     staged = {"of": of, "mode": _MODE}

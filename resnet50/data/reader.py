@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
-"""``x`` [b, size, size, 3] and ``y`` [b], as laid out in memory; the bytes read; the images skipped, with the
+"""``x`` [b, size, size, 3] and ``y`` [b], with axes in memory order; the bytes read; the images skipped, with the
 reasons."""
 
 
@@ -75,7 +75,7 @@ class Reader:
         return arrays[0], y, sum(sample.size for sample in results), broken
 
     def view(self, index: int, data: Bytes) -> View:
-        """The view of image ``index``. Raises BrokenImage if its size cannot be determined."""
+        """The view of image ``index``. Raises BrokenImage if the image's size cannot be determined."""
         return self._view(index, *size_of(data))
 
     def read(self, index: int, x: npt.NDArray[np.float32]) -> Sample:
@@ -105,7 +105,7 @@ class Reader:
                 index = (index + 1) % len(self.images)
 
     def named(self, index: int, error: Exception) -> BrokenImage:
-        """``error`` as a BrokenImage with the image's name and the remedy."""
+        """Return ``error`` as a BrokenImage with the image's name and what to do."""
         return BrokenImage(
             f"{self.images.name(index)}: {error}; fix it, or set loading.broken_images=skip to continue without it"
         )

@@ -58,7 +58,7 @@ class ResNet50Source(Source[TensorPair]):
 
     @classmethod
     def of(cls, run: ResNet50, device: str, ranks_on_node: int) -> Self:
-        """The source of ``run``. ``device``: type of the device."""
+        """Create the source for ``run``. ``device``: type of the device."""
         loading = run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank())
         side, preprocessing = run.data.sample_shape[0], run.training.preprocessing
         return cls(loading, side, preprocessing, device, ranks_on_node, run.network.classes)
@@ -74,14 +74,15 @@ class ResNet50Source(Source[TensorPair]):
         )
 
     def for_epoch(self, samples: Images, draw: Draw | None) -> tuple[loader.Reader, Callable[[int], int]]:
-        """As in ``loader.Source``; DALI's reader decodes the images itself."""
+        """Like ``loader.Source.for_epoch``; with DALI, the reader leaves decoding to DALI."""
         gpu, loading = self.device != "cpu", self.loading
         pinned = gpu and loading.loader != "workers"
         reader = Reader(samples, self.side, draw, loading.broken_images, self.preprocessing, pinned)
         return DecodedByDali(reader, gpu) if loading.loader == "dali" else reader, int
 
     def deliver(self, finished: Batch) -> tuple[TensorPair, int]:
-        """The batch with channels second and without skipped images, and its bytes."""
+        """The batch with channels as the second axis and without skipped images, and the number of bytes that it
+        has in storage."""
         x, y, size, broken = finished
         for message in broken:
             if message not in self.skipped:
@@ -97,7 +98,7 @@ class ResNet50Source(Source[TensorPair]):
 
 
 def open_data(run: ResNet50, data: Path, world: World) -> Manifest:
-    """The part of the data set in ``data`` that the run needs, after checking it."""
+    """Check the data set in ``data``, and return the part of it that the run needs."""
     return open_dataset(run, data, world, rules.enforce_on_data, select)
 
 

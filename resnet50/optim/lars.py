@@ -19,8 +19,8 @@ class Lars(torch.optim.Optimizer):
     are over the whole tensor. In groups without ``adapt``, the reference also omits weight decay: pass
     ``weight_decay`` 0.
 
-    This class never waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are
-    overwritten.
+    This class never waits for a GPU: with a GradScaler, steps with non-finite gradients are skipped on the device.
+    The gradients are overwritten.
     """
 
     def __init__(

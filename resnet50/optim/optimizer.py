@@ -12,7 +12,7 @@ from mlhpc.resnet50.optim.lars import Lars
 
 Group = dict[str, Any]
 
-_KERAS_EPSILON = 1e-7  # what the reference uses for an epsilon of 0, which it logs and the rules require
+_KERAS_EPSILON = 1e-7  # used by the reference if epsilon is 0, the value that it logs and the rules require
 
 
 def make_optimizer(
@@ -27,7 +27,7 @@ def make_optimizer(
 
     If ``sgd`` is "mlperf", SGD is the reference's (mlcommons/training, image_classification/tensorflow2): v =
     momentum v + lr g, w = w - v, with a loss of weight_decay · w² over all weights except batch norm's, but
-    including the dense layer's bias. So the gradient of weight decay is 2 · weight_decay · w.
+    including the dense layer's bias. The gradient of weight decay is therefore 2 · weight_decay · w.
     """
     facts = hyperparameters
     parameters = list(model.parameters())

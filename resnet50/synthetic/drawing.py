@@ -3,9 +3,9 @@
 Each class has a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
 dots, rings, blotches or none, at some scale), and the hues of its rim and of its core. Classes come in pairs that
 differ only in the order of the two hues. Statistics of a whole image (colours, spectra, textures) therefore
-identify the pair but not the class, and a network has to see what surrounds what. An image shows one object of its
-class, with random position, rotation, scale and lighting, on a mottled background among smaller objects of other
-classes.
+identify the pair but not the class, and a network has to recognise which hue surrounds the other. An image shows
+one object of its class, with random position, rotation, scale and lighting, on a mottled background among smaller
+objects of other classes.
 """
 
 import colorsys
@@ -55,10 +55,10 @@ def class_look(seed: int, number: int) -> Look:
 
 
 def draw(seed: int, number: int, sample: int, side: int) -> bytes:
-    """The JPEG bytes of image ``sample``, which belongs to class ``number``; its longer side is usually ``side``
-    pixels.
+    """Draw image ``sample``, of class ``number``, and return it as a JPEG file; its longer side usually has
+    ``side`` pixels.
 
-    The random numbers of an image depend only on ``(seed, sample)``, those of its class on ``(seed, number)``.
+    The random numbers of an image depend only on ``(seed, sample)``, and those of its class on ``(seed, number)``.
     """
     rng = np.random.default_rng([seed, 3, sample])
     width, height = _SHAPES[rng.choice(len(_SHAPES), p=_OFTEN)]
@@ -75,7 +75,7 @@ def draw(seed: int, number: int, sample: int, side: int) -> bytes:
 
 
 def _ground(rng: np.random.Generator, rows: int, columns: int) -> Picture:
-    """A background, [rows, columns, 3], with mottles of three sizes around a colour of low saturation."""
+    """A background, [rows, columns, 3], in a colour of low saturation, with mottles of three sizes."""
     base = np.array(colorsys.hsv_to_rgb(rng.random(), rng.uniform(0, 0.45), rng.uniform(0.25, 0.8)))
     picture = np.full((rows, columns, 3), base * 255, np.float32)
     for cells, height in ((3, 45), (9, 28), (30, 16)):
@@ -128,7 +128,7 @@ def _paint(
 
 
 def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distance: Picture) -> Picture:
-    """How dark the texture is at each pixel, 0 to 1, of the shape of ``u``."""
+    """The darkness of the texture at each pixel, 0 to 1, of the shape of ``u``."""
     scale = np.float32(2 * np.pi / (look.scale * rng.uniform(0.85, 1.15)))
     phase = np.float32(rng.uniform(0, 2 * np.pi))
     if look.texture == "stripes":
@@ -154,7 +154,7 @@ def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distanc
 
 
 def _photograph(rng: np.random.Generator, picture: Picture) -> bytes:
-    """``picture`` as JPEG bytes, after adding exposure and grain. The quality is 92 to 97 (96 in most of
+    """``picture`` encoded as a JPEG file, after adding exposure and grain. The quality is 92 to 97 (96 in most of
     ImageNet), and one image in 64 is grey."""
     rows, columns, _ = picture.shape
     slope = rng.uniform(-0.25, 0.25, 2)

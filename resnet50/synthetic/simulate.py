@@ -21,7 +21,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     images are in ``train/``, the next ones in ``validation/``.
 
     The ranks divide the images among them, and each uses ``workers`` processes. Files appear complete or not at
-    all; existing files are kept, so that the same call resumes an interrupted one. The bytes do not depend on the
+    all; existing files are kept, so that the same call resumes an interrupted one. The files do not depend on the
     numbers of ranks and workers.
 
     Raises UserError, the same on all ranks, for inconsistent settings, a folder created with other settings, a
