@@ -1,5 +1,5 @@
-"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init, seeds,
-number of runs. Each rule is a short function (``benchmarks/rules.py``)."""
+"""The rules of the closed division about the conduct of runs: where the data set is at the start, caches,
+initialisation, seeds and number of runs. Each rule is a short function (``benchmarks/rules.py``)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def caches(context: RunContext) -> Iterator[Finding]:
 
 
 def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
-    """The published data set, not a simulated one.
+    """The data set is the published one, not a simulated one.
 
     Source: HPC rules, "Benchmarks" and "Data Set".
     """
@@ -92,7 +92,7 @@ def codec(context: RunContext) -> Iterator[Finding]:
 
 
 def init_time(context: RunContext) -> Iterator[Finding]:
-    """Init takes less than 30 minutes.
+    """Initialisation takes less than 30 minutes.
 
     Source: training rules, "Run Results"; mlperf-logging, hpc_2.0.0/common.yaml, init_stop.
     """
