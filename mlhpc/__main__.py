@@ -1,4 +1,4 @@
-"""The program ``mlhpc``, also as ``python -m mlhpc``."""
+"""Runs the program ``mlhpc`` for ``python -m mlhpc``."""
 
 import os
 import sys

@@ -92,13 +92,15 @@ def _add_workload(parser: Parser) -> None:
 
 
 def _overrides(options: argparse.Namespace, words: list[str]) -> list[str]:
-    """Turn DLIO's overrides (``++workload.reader.batch_size=4``) into settings; returns the other ``words``."""
+    """Add DLIO's overrides (``++workload.reader.batch_size=4``) to the settings, and return the other
+    ``words``."""
     options.set += [word for word in words if word.startswith("++")]
     return [word for word in words if not word.startswith("++")]
 
 
 def _place(text: str) -> str:
-    """The location of a data set, a folder or a URL; must not be empty."""
+    """The value of an option that is the location of a data set: a folder or a URL. An empty location is
+    refused."""
     folder(text)
     return text
 
@@ -113,7 +115,8 @@ def _in_ranks(options: argparse.Namespace) -> int | None:
 
 
 def _loaded(options: argparse.Namespace) -> "Workload":
-    """The workload. The first process prints its keys that have no effect."""
+    """The workload selected by ``options``. Keys of the workload that have no effect are printed, once for all
+    ranks."""
     from mlhpc.iobench.definition import load
 
     workload = load.load(options.workload, options.set)

@@ -1,5 +1,5 @@
-"""Whether each node is as fast as before and as other nodes, from the machine files that ``mlhpc doctor
---calibrate`` has written there over time."""
+"""Tests whether each node is as fast as it was and as other nodes are, from the machine files that ``mlhpc doctor
+--calibrate`` has written over time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ FEWEST = 3
 
 
 def health(rows: Sequence[Measured], tolerance: float) -> Gate:
-    """The worst figure of each node, the newest against all earlier ones of its model. Raises UserError if no node
-    has been measured."""
+    """The worst test of each node: its newest measurement of a rate against those of all other measurements of
+    machines of the same model. Raises UserError if no node has been measured."""
     found: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
     for row, _ in rows:
         for figure in RATES:

@@ -1,5 +1,5 @@
-"""What people do with a history: withdraw records and annotate events, by separate records, and export copies
-without names."""
+"""Changes that people make to a history: they withdraw records and annotate events, both by adding records, and
+export copies without names of hosts and users."""
 
 import json
 import re
@@ -21,14 +21,16 @@ _HOSTS = frozenset({"hostname", "host", "node"})
 
 
 def withdraw(store: Path, name: str, reason: str) -> str:
-    """Withdraw the record ``name``, and return a line that says so. Raises UserError."""
+    """Withdraw the record ``name`` and return a confirmation in one line. Raises UserError if the store cannot be
+    written."""
     now = time_text(datetime.now(UTC).isoformat())
     put(store, HistoryRecord(kind="withdrawal", of=name, text=reason, when=now))
     return f"{name[:12]} withdrawn: {reason}"
 
 
 def annotate(store: Path, system: str, text: str, when: str | None) -> str:
-    """Record an event of ``system``, and return a line that says so. Raises UserError."""
+    """Record an event on ``system`` and return a confirmation in one line. Raises UserError for an invalid date,
+    or if the store cannot be written."""
     at = time_text(when or datetime.now(UTC).isoformat())
     if at is None:
         raise UserError(
@@ -39,8 +41,9 @@ def annotate(store: Path, system: str, text: str, when: str | None) -> str:
 
 
 def export(store: Path, where: Sequence[str], out: Path) -> str:
-    """Copy the selected records to the new store ``out`` without names of hosts and users: hosts are numbered;
-    paths, commands and environment variables are omitted. Returns a line that says so. Raises UserError."""
+    """Copy the selected records to the new store ``out`` without the names of hosts and users: hosts are numbered,
+    and paths, commands and environment variables are omitted. Returns a confirmation in one line. Raises UserError
+    if ``out`` is not empty."""
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; choose a new folder")
     with opened(store) as index:
