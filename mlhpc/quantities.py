@@ -9,9 +9,11 @@ powers of ten.
 Quantities in files and options are a number (``16``, ``1.5``, ``2e3``) and a unit, with or without a blank:
 
 - bytes: ``B`` with k, M, G, T, P or E (powers of 1000), or Ki, Mi, Gi, Ti, Pi or Ei (powers of 1024). After a
-prefix up to P, the B may be omitted: ``512G``, ``256 KiB``. The first letter may be upper or lower case, also in
-rates. - bytes/s: the same with ``B/s``. FLOP/s: ``FLOP/s`` with k to E. - s: ``ns``, ``us`` or ``µs``, ``ms``,
-``s``, ``min``, ``h``, ``d``. - a share: a number without a unit, or with ``%``.
+  prefix up to P, the B may be omitted: ``512G``, ``256 KiB``. The first letter may be upper or lower case, also in
+  rates.
+- bytes/s: the same with ``B/s``. FLOP/s: ``FLOP/s`` with k to E.
+- s: ``ns``, ``us`` or ``µs``, ``ms``, ``s``, ``min``, ``h``, ``d``.
+- a share: a number without a unit, or with ``%``.
 
 In workloads and ``--memory``, plain numbers are bytes.
 """
