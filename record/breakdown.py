@@ -5,9 +5,9 @@
 - step: the rest of the training spans;
 - evaluation: the spans ``eval``, including their data wait;
 - first-epoch excess: the time by which training and evaluation of the first epoch exceed the medians of later
-  whole epochs. This time is subtracted from evaluation, and from data wait and step in proportion to the amounts by
-  which these exceed their medians. The excess reveals that data was read during training: it was 10 to 43% of the
-  time to train in published logs without staging records;
+  whole epochs. This time is subtracted from evaluation, and from data wait and step in proportion to the amounts
+  by which these exceed their medians. The excess reveals that data was read during training: it was 10 to 43% of
+  the time to train in published logs without staging records;
 - exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """

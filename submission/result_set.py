@@ -27,13 +27,13 @@ _SET_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class ResultSet:
-    """The runs of one score.
+    """A set of runs for one score.
 
-    ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
-    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: problems with the files
-    of the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for other logs the target
-    is the rules'.
+    ``path``: the folder of the runs, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
+    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be read.
+    ``log_paths``: the logs in natural order, result_2 before result_10. ``problems``: problems with the files of
+    the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for logs of other programs,
+    the target of the rules applies.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError if one cannot be opened."""
+        """The complete logs. Raises UserError if a log cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property
@@ -63,7 +63,8 @@ class ResultSet:
     @cached_property
     def condensed(self) -> tuple[Log, ...]:
         """The logs reduced to the records that scores and the rules for sets need: a few hundred out of up to
-        millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
+        millions of records, so that a set of large logs fits into memory. Raises UserError if a log cannot be
+        opened."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
 
     @cached_property
@@ -85,8 +86,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """T, the number of compute units (accelerators, or nodes if a node has none) in the system description, or
-        else in a throughput campaign's campaign.json."""
+        """T, the number of compute units (accelerators, or nodes if a node has none) in the system description or,
+        without a description, in the campaign.json of a throughput campaign."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale
@@ -101,6 +102,6 @@ def _is_for_sets(key: str) -> bool:
 
 
 def natural(path: Path) -> list[tuple[int, int | str]]:
-    """A key that sorts result_2 before result_10."""
+    """A sorting key that puts result_2 before result_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]

@@ -23,7 +23,7 @@ too."""
 
 
 def frameworks() -> list[str]:
-    """The installed frameworks, each with its version."""
+    """The installed frameworks with their versions, as text."""
     installed = packages()
     known = {"tensorflow": "TensorFlow", "tensorflow-cpu": "TensorFlow", "torch": "PyTorch"}
     versions = {name: installed[package] for package, name in known.items() if package in installed}
@@ -31,7 +31,7 @@ def frameworks() -> list[str]:
 
 
 def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Versions of installed packages and of the machine's tools, by name. ``root`` replaces / in the path of
+    """Versions of installed packages and of the machine's tools, by name. ``root``: the folder used as / for
     /proc.
     """
     installed = packages()
