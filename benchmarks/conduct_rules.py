@@ -10,7 +10,7 @@ from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
 from mlhpc.quantities import duration_text
 
 INIT_LIMIT_S = 30 * 60
-"""Maximum seconds of init (training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml,
+"""Maximum seconds of initialisation (training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml,
 init_stop)."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})

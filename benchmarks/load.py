@@ -81,7 +81,7 @@ def load_file(
         above = [key for key, _ in dotted(dict(tables or {}))]
         above += [setting.partition("=")[0].strip() for setting in settings]
         if any(f"{key}.".startswith(f"{error.key}.") or key in _with_parents(error.key) for key in above):
-            raise  # the key overrides the file, or conflicts with it
+            raise  # the problem may be in ``tables`` or ``settings``, not in the file
         raise UserError(f"{at_line(path, text, error.key)}: {error}") from None
 
 
@@ -202,7 +202,7 @@ def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
     benchmark = registry.find(str(tables["benchmark"]))
     training = tables.get("training", {})
     if not isinstance(training, dict):
-        return tables  # refused later like any value of a wrong type
+        return tables  # validation will refuse it
     chosen = training.get("framework") or benchmark.default_framework
     if not isinstance(chosen, str) or chosen not in benchmark.frameworks:
         options = did_you_mean(str(chosen), benchmark.frameworks)

@@ -282,7 +282,7 @@ RESNET50 = Benchmark(
         samples=512,
         batch=32,
         loaders=("threads", "workers", "dali"),
-        # Two normalised grey levels: DALI's decoder and resampling differ by half a level.
+        # Two of 255 grey levels, after normalisation: DALI's decoding and resampling differ by half a level.
         close=2 / (255 * 0.225),
     ),
     servers_study="mlhpc.resnet50.parameter_servers",

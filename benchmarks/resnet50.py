@@ -46,7 +46,7 @@ class Network(schema.Network):
     def _stages(self) -> "Network":
         if len(self.blocks) not in (0, 4):
             raise ValueError(f"blocks {list(self.blocks)} must be empty or four numbers, one per stage")
-        if self.name == "resnet101" and self.blocks:  # a preset's: it would be ResNet-50's under another name
+        if self.name == "resnet101" and self.blocks:  # blocks of a preset are ResNet-50's
             raise ValueError(f"blocks {list(self.blocks)} replace those of resnet101; set network.blocks=[]")
         return self
 
@@ -183,5 +183,5 @@ def require_servers(run: ResNet50) -> None:
         ("training.compile", run.training.compile, False),
     ):
         if value != needed:
-            chosen, only = (str(word).lower() for word in (value, needed))  # as --set writes them
+            chosen, only = (str(word).lower() for word in (value, needed))  # in the notation of --set
             raise UserError(f"{key}={chosen}: parameter servers require {key}={only}")

@@ -29,7 +29,7 @@ CudaGraphs = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(
         lambda v: ("on" if v else "off") if isinstance(v, bool) else v
-    ),  # its form in earlier files
+    ),  # earlier files contain a boolean
 ]
 DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""
@@ -362,8 +362,8 @@ class Run(FrozenModel):
     """One training run to target: all settings, fixed before it starts."""
 
     reads_while_staging: ClassVar[bool] = False
-    """Whether training can start before staging is complete. This requires that each file is located, in the
-    target or the source, only when it is read, and that files contain checksums."""
+    """Whether training can start before staging is complete. This requires that files contain checksums, and that
+    each file is located (in the staging target or the source) only when it is read."""
     exchanges_shards: ClassVar[bool] = False
     """Whether nodes can exchange their training files, which requires that all files or archives have the same
     number of samples."""

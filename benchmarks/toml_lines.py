@@ -22,7 +22,7 @@ _DOTTED = rf"({_PART}(?:\.[ \t]*{_PART})*)"
 _TABLE = re.compile(rf"\s*\[\s*{_DOTTED}\]")
 _KEY = re.compile(rf"\s*{_DOTTED}=")
 END = ""
-"""Key of the last line of the text."""
+"""Key under which ``toml_lines`` returns the last line of the text."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def setting_problem(
     problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     keys, value = [str(part) for part in problem["loc"]], problem["input"]
     if problem["type"] == "extra_forbidden":
-        while isinstance(value, dict) and value:  # an unknown table: its first key says what was meant
+        while isinstance(value, dict) and value:  # an unknown table: its first key shows what was meant
             key, value = next(iter(value.items()))
             keys.append(str(key))
         place = ".".join(keys)

@@ -27,7 +27,7 @@ LONGEST = 8000
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 for success, 1 for a negative result (findings), 2 for a user
     error, 3 for a missed target, and 128 plus the signal's number after a signal."""
-    is_program = argv is None  # as opposed to a call from Python, whose process is not ours
+    is_program = argv is None  # not a call from Python code, which owns its process
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet_before = os.environ.get(QUIET)
     options = argparse.Namespace()
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ[QUIET] = "1"  # in the environment, so that it reaches all ranks
         command = options.command
         status: int = (load_object(command) if isinstance(command, str) else command)(options)
-        sys.stdout.flush()  # here, where a closed pipe causes no traceback
+        sys.stdout.flush()  # in this block, which handles a closed pipe
         return status
     except (Exception, KeyboardInterrupt, Terminated) as error:
         known = _reported(error, options)
@@ -138,7 +138,8 @@ STAGES = {
     "measure": ("study", "profile", "predict", "io"),
     "submit": ("campaign", "check", "score", "pack"),
 }
-"""The commands that a new user needs, at most 14, in the order of work. New commands belong in ``MORE``."""
+"""The commands that a new user needs, at most 14, grouped in the order of work. New commands belong in
+``MORE``."""
 MORE = {
     "settings": ("list", "rules", "scripts"),
     "of a run": ("diff", "trace", "export", "weights"),

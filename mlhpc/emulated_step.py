@@ -12,8 +12,8 @@ from mlhpc.errors import UserError
 from mlhpc.record.events import read_events
 
 FORWARD = 1 / 3
-"""Time of an evaluation step relative to a training step with the same number of samples: a layer has three
-equally large products, one in the forward pass and two in the backward pass."""
+"""Time of an evaluation step relative to a training step with the same number of samples: a layer computes three
+matrix products of equal size, one in the forward pass and two in the backward pass."""
 
 
 def emulated(run: Run, compute: str, ranks: int) -> Run:

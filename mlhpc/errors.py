@@ -51,8 +51,8 @@ EXTRAS = {
     "samples": ("matplotlib",),
     "tune": ("optuna",),
 }
-"""The extras other than those of benchmarks, each with the import names of packages that commands import only when
-they use them. Packages in install_requires are always installed."""
+"""The extras that do not belong to a benchmark, each with the import names of packages that commands import only
+when they use them. Packages in install_requires are always installed."""
 
 
 def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> str:

@@ -44,7 +44,7 @@ _EXAMPLE = {
     "a share": "0.31",
 }
 _SHOWN_FROM = {"d": 2 * 86400.0, "h": 7200.0, "min": 300.0}
-"""Seconds from which a time is shown in each of these units; the other units are used from one unit on."""
+"""Smallest number of seconds that is shown in each of these units; every other unit is used from one unit on."""
 _ROUNDS_TO_ONE = 0.9995
 
 

@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> int:
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
             except BaseException:
-                with suppress(UserError):  # on a full disk this fails as well
+                with suppress(UserError):  # on a full disk, this fails as well
                     conclusion.write()
                 raise
             events, result = conclusion.write()
@@ -122,7 +122,7 @@ def _first_line(run: Run, out: Path, world: World) -> str:
 
 
 def _import_trainer(run: Run, framework: registry.Framework, world: World) -> ModuleType:
-    # From a busy or shared file system, this can take longer than everything else before the clock starts.
+    # On a busy or shared file system, the import can take longer than everything else before the clock starts.
     waiting = Timer(FIRST_S - 1, lambda: sys.stderr.write(f"importing {run.training.framework} ...\n"))
     if world.rank == 0 and not os.environ.get(QUIET):
         waiting.start()
@@ -135,7 +135,7 @@ def _import_trainer(run: Run, framework: registry.Framework, world: World) -> Mo
         waiting.cancel()
 
 
-# Act 1: errors are detected as early as possible, before the run has a folder.
+# Before the run: errors are detected as early as possible, before the run has a folder.
 
 
 def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
@@ -177,7 +177,7 @@ def prepare(
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, drop)))[0], world)
     source = run.hyperparameters_from
     if world.rank == 0 and source and not os.environ.get(QUIET):
-        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # it may be any text in a config.toml
+        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # a config.toml may contain any text
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
@@ -409,7 +409,7 @@ def _log_facts(
     )
 
 
-# Act 3.
+# After the run.
 
 
 def conclude(

@@ -17,8 +17,8 @@ from mlhpc.errors import UserError
 GRACE_S = 60.0
 """Seconds that runs have after SIGTERM to close their logs before they are killed."""
 SRUN_WAIT_S = 120
-"""Seconds after the first rank's exit until srun kills the remaining ranks; longer than the 60 s of the roll call,
-which has then named the missing rank."""
+"""Seconds after the exit of the first rank until srun kills the remaining ranks. This exceeds the 60 s limit of
+the roll call, so that a missing rank has been reported by then."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:

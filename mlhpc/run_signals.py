@@ -57,7 +57,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         received.append(number)
         if len(received) > 1:
-            return  # not SIG_IGN, with which Python would report a signal that arrived just before by a traceback
+            return  # not SIG_IGN: for a signal that arrived just before, Python would print a traceback
         if world.rank != 0:
             threading.Thread(target=leave, args=(number,), daemon=True).start()
         else:
@@ -67,7 +67,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if received:  # a framework may have converted it into another exception
+        if received:  # a framework may have converted the exception
             raise _exception(received[0], out) from error
         raise
     finally:

@@ -136,7 +136,7 @@ def _describe(sweep: Sweep, cell: PlannedCell) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     CellRecord(settings=cell.settings, data=str(cell.data), stage=cell.stage).write(folder / CELL)
-    now = time.time_ns()  # these times order cells; the kernel's are too coarse
+    now = time.time_ns()  # cells are ordered by these times; the kernel's are too coarse
     os.utime(folder / CELL, ns=(now, now))
 
 

@@ -26,7 +26,7 @@ from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, family, flat
 
 STORAGE = ("shared", "staged")
-"""Values of ``--vary storage`` other than folders to stage to."""
+"""Values of ``--vary storage`` other than staging folders."""
 KINDS_OF_UPDATES = ("synchronous", "asynchronous")
 NO_SETTINGS = (*PLACES, SERVERS, UPDATES)
 """Keys of ``--vary`` other than the settings of a run."""
@@ -92,7 +92,7 @@ def _values(key: str, listed: str) -> list[Value]:
         values = tomllib.loads(f"v = [{listed}]")["v"]
     except tomllib.TOMLDecodeError:
         values = [parse_value(word) for word in words]  # bare words are strings
-    types = str if key == "data" else Value | list  # a folder may be named 007, and a date is a string
+    types = str if key == "data" else Value | list  # a folder may be called 007; a date stays a string
     if not all(isinstance(value, types) for value in values):
         values = words
     return list({repr(value): value for value in values if value != ""}.values())

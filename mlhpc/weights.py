@@ -46,7 +46,7 @@ def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
     if run.benchmark == "cosmoflow":
         cosmoflow = cast(CosmoFlow, run)
         names = weights.names(cosmoflow.network)
-        arrays: list[Any] = list(saved.shared)[: len(names)]  # prefix of TensorFlow checkpoints
+        arrays: list[Any] = list(saved.shared)[: len(names)]  # TensorFlow checkpoints begin with the weights
         if cosmoflow.training.framework == "pytorch":
             arrays = weights.from_pytorch(_state_dict(saved), cosmoflow.network)
         return dict(zip(names, arrays, strict=True)), weights.LAYOUT

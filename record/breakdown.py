@@ -33,7 +33,7 @@ PARTS = {
     "evaluation": ("Evaluation", "the quality metric over the whole evaluation set, its data wait included"),
     "rest": ("Rest", "everything else inside the clock"),
 }
-"""Label and meaning of each part, in the order of reports."""
+"""Label and meaning of each part, in the order in which reports show them."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Conclusion:
             return self._write()
 
     def _lost(self, loss: Loss) -> None:
-        with suppress(UserError):  # if the disk is full for the log, it is full for the result
+        with suppress(UserError):  # if the disk is too full for the log, so it is for the result
             self._close_log(loss)
         self._turn.acquire()  # never released: the process ends now, and no other thread may write
         try:
@@ -80,7 +80,7 @@ def summarize(run: Run, events: list[Event]) -> Result:
     finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
     status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
     if run.emulation.enabled and status == "failed":
-        status = "emulated"  # it had no target that it could miss
+        status = "emulated"  # an emulated run has no target to miss
     try:
         times = breakdown(events)
     except ValueError:

@@ -143,7 +143,8 @@ def _per(joules: float | None, share: float | None) -> float | None:
 # The rest of this module is about a run that is still running.
 
 OLD_S = 30.0
-"""Age in seconds above which a reading is not current; it is this long because file systems show readings late."""
+"""Age in seconds above which a reading is not current; the limit is this high because file systems show readings
+late."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def energy_so_far(
     machines = _machines(everywhere)
     for kind in NAMES:
         read = [readings[kind] for readings in everywhere if kind in readings]
-        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # left out of the result too
+        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # also left out of the result
         of_nodes = max(machines, len(read))
         if own:
             current = running and elapsed_s is not None and all(elapsed_s - r.seconds <= OLD_S for r in own)

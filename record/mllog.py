@@ -24,8 +24,7 @@ from mlhpc.quantities import binary_text, count
 
 TOKEN = ":::MLLOG "
 _OLDER = {":::MLL ": "0.6", ":::MLPv0.5.0 ": "0.5"}
-"""Tokens of the formats before MLLOG, which are not read here, and the rounds of MLPerf Training that used
-them."""
+"""Tokens of older formats, which this module does not read, and the rounds of MLPerf Training that used them."""
 _LONGEST_READ = 2**20  # characters per line; published lines have up to a few thousand
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
 """Python's first and last date (years 1 and 9999), in milliseconds since 1970."""
@@ -182,7 +181,7 @@ class Log:
                 if len(stops) == len(starts):
                     yield Interval(min(starts), max(stops))
                     starts, stops = [], []
-        if stops:  # an interval without a stop record lasts until the last one
+        if stops:  # a start without a stop: the interval ends at the last stop
             yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:

@@ -93,7 +93,7 @@ def phases(log: Log) -> Phases | None:
             continue
         if record.line < stop.line and not (edge in ("start", "stop") and name in _OWNERS):
             continue
-        # If a file has the clocks of several ranks, time goes back by milliseconds; do not count it twice.
+        # In a file with the clocks of several ranks, times go back by milliseconds; no time is counted twice.
         passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
         intervals.spend(passed)
         if edge == "start":
@@ -162,7 +162,7 @@ class _Intervals:
             return
         if name == "epoch":
             if self._evaluated in self._continued - {_number(record)}:
-                self._open["eval"] = 0  # from here on concurrent with this epoch
+                self._open["eval"] = 0  # from now on, it is concurrent with this epoch
             self.epochs.append(_Open(record))
         if name == "eval":
             self._evaluated = _number(record)

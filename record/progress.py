@@ -26,7 +26,7 @@ from mlhpc.record.events import is_event
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
-"""Maximum bytes read from a file per update; the next update continues there."""
+"""Maximum bytes read from a file per update; the next update continues from that position."""
 _LEAST_BYTES = 64 * 2**10
 HOLE_S = 30.0
 """Seconds after which zeros in a file count as lost bytes, and no longer as bytes not yet visible on this node."""
@@ -79,7 +79,7 @@ class _Tail:
         OSError if it cannot be read."""
         if size >= self.offset:
             return False
-        fd = open_regular(self.path)  # opening makes NFS query the size; a cached one may be too small
+        fd = open_regular(self.path)  # opening makes NFS query the size; a cached size may be too small
         try:
             return os.fstat(fd).st_size < self.offset
         finally:
@@ -170,15 +170,15 @@ class Follower:
             raise UserError(f"{folder}: not a run folder (no run.log); pass the --out folder of a run")
         self.folder, self._clock = folder, clock
         self._config = _config(folder / "config.toml")
-        self._ranks: dict[str, _Rank] = {}  # by the names of their files
+        self._ranks: dict[str, _Rank] = {}  # the followed ranks, by the names of their files
         self._begin()
 
     def _begin(self) -> None:
         """Reset to the state before any events of rank 0 were read."""
-        self._of_rank0: list[Event] = []  # without the many events that are only counted
+        self._of_rank0: list[Event] = []  # without the frequent events that are only counted
         self._open: list[Event] = []
         self._reported: Event = {}
-        self._energy: Event = {}  # rank 0's note at the end, for all nodes
+        self._energy: Event = {}  # rank 0's final note on the energy of all nodes
         self._status = "running"
         self._last_t = 0.0
         self._age = 0.0  # seconds since rank 0's last event
@@ -196,7 +196,7 @@ class Follower:
                         os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))
                     status = entry.stat()
                     newest = max(newest, status.st_mtime)
-                    if rank.tail.was_cut(status.st_size):  # the events read belong to another run
+                    if rank.tail.was_cut(status.st_size):  # the events read so far belong to a different run
                         rank = self._ranks[entry.name] = _Rank(_Tail(entry.path, self._clock))
                         if entry.name == _RANK_0:
                             self._begin()

@@ -17,7 +17,8 @@ from mlhpc.record.fields import MOST_RANKS, Count, Fields, Number
 NAME = "ranks.json"
 PERCENTILES = ("p50", "p90", "p99", "max")
 _MOST_BYTES = 4 * 2**20
-"""Maximum bytes of events, besides rank 0's, that are read for a run without a table; they take about a second."""
+"""Maximum bytes of events that are read for a run without a table, in addition to those of rank 0; reading them
+takes about a second."""
 _MOST_BYTES_OF_ONE = 256 * 2**20
 _COLUMNS: dict[str, tuple[str, str, str, Callable[[Iterable[float]], float]]] = {
     "init_s": ("end", "init", "seconds", sum),
@@ -63,7 +64,7 @@ def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, A
     if the file cannot be written."""
     rows = np.zeros((world.size, len(_COLUMNS)))
     rows[world.rank] = _row(events)
-    rows = world.sum(rows)  # one reduction of arrays instead of a text from each rank
+    rows = world.sum(rows)  # a single reduction of arrays, instead of a text from each rank
     own = _steps(events)
     last = int(world.max([max(own, default=0)])[0])
     table = np.full((last + 1, len(PERCENTILES)), np.inf)

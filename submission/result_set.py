@@ -16,9 +16,10 @@ PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
 """A file that a submitter may put next to results to make package_checker skip a check."""
 SCALING = "scaling.json"
-"""A file that the official tools have written next to results since round 2.1, with a factor of the score."""
+"""A file with a scaling factor of the score, which the official tools have written next to results since round
+2.1."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
-"""Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
+"""Prefixes of hyperparameter keys (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
 _SET_KEYS = frozenset(
     {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}

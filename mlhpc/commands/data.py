@@ -25,7 +25,7 @@ from mlhpc.quantities import count
 
 CORES = len(os.sched_getaffinity(0))
 MOST_PLANNED = 10**8
-"""Maximum number of files or ranks in a plan, each of which takes some bytes of memory."""
+"""Maximum number of files or ranks in a plan, since each takes some bytes of memory."""
 
 
 def add(commands: Commands) -> None:

@@ -247,7 +247,7 @@ def _sweep(options: argparse.Namespace) -> int:
         try:
             points, again = advise(sweep)
             comparisons = {"again": again}
-            write(options.out, sweep, points, comparisons)  # what follows may fail
+            write(options.out, sweep, points, comparisons)  # before the confirming run, which may fail
         except BaseException:
             shutil.rmtree(options.out, ignore_errors=True)
             raise
@@ -284,7 +284,7 @@ def _simulate(options: argparse.Namespace) -> int:
         )
     results = [read_result(path) for path in options.runs]
     fitted = fit(workload, results)
-    cost = Workload(**results[0]["workload"]).reader.loader_cost  # measured by the runs, perhaps
+    cost = Workload(**results[0]["workload"]).reader.loader_cost  # may be a measurement of these runs
     workload = with_loader_cost(workload, cost)
     system = System(options.targets, options.metadata, fitted.system.cores, options.ranks_per_node)
     runs = [simulate(workload, fitted.service, system, number, options.steps) for number in options.ranks]

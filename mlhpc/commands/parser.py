@@ -65,7 +65,7 @@ JSON_SCHEMA = 1
 removed."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""The object that commands are added to."""
+"""The object to which commands are added."""
 
 
 def add_command(

@@ -15,8 +15,9 @@ from mlhpc.errors import few
 from mlhpc.quantities import bytes_text, count, seconds_text
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
-"""Limits in seconds of the difference between two nodes' clocks. Time to train uses one clock; only the throughput
-metric compares clocks of different nodes (last run_stop minus first run_start), in minutes."""
+"""Limits in seconds for the difference between two nodes' clocks: a smaller difference passes, a larger one is a
+warning or, above the second limit, a failure. Time to train uses a single clock; only the throughput metric
+compares clocks of different nodes (last run_stop minus first run_start), and in minutes."""
 
 
 def check_nodes(

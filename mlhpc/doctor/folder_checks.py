@@ -10,7 +10,7 @@ Folder = Mapping[str, Any]
 
 SHM_WARN = 1 << 30  # the 64 MiB of container engines are too little for data loaders' workers and NCCL
 OUT_WARN = 1 << 30
-MANY_RANKS = 64  # each opens some 2,000 files before its first step, and searches ten times as many paths
+MANY_RANKS = 64  # ranks that each open 2,000 files before the first step, and look up ten times as many paths
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:

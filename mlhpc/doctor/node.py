@@ -81,8 +81,8 @@ def examine(
 
 
 def clock_synchronised() -> bool | None:
-    """Whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR and
-    STA_UNSYNC is not set); None if the kernel does not report it."""
+    """Return whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR
+    and STA_UNSYNC is not set); None if the kernel does not report it."""
     timex = (ctypes.c_int * 64)()  # struct timex has 208 bytes; a first field of zero changes nothing
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
@@ -188,7 +188,7 @@ def _load_frameworks(framework: Framework) -> dict[str, Any]:
         programs["tensorflow"] = _TENSORFLOW
     if framework != "horovod" and "torch" in installed:
         programs["torch"] = _TORCH
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as in runs
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as in a run
     processes = {
         name: subprocess.Popen(
             [sys.executable, "-P", "-c", code],

@@ -124,7 +124,7 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
     gpus = re.search(r"gpu(?::[^:,(]+)?:(\d+)", row[2])
     return replace(
         facts,
-        numa={},  # this node's, which may be different hardware
+        numa={},  # a login node may have different hardware
         gpu_nodes=(),
         gpu_cores=(),
         partition=row[0].rstrip("*"),

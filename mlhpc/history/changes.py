@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 FEWEST = 10
-"""Minimum number of runs in a window for a verdict. Of more than ``WINDOW`` runs, only the newest count."""
+"""Minimum number of runs in a window for a verdict. A window contains at most the newest ``WINDOW`` runs."""
 WINDOW = 120
 GUARD = 12
 ALLOWANCE = 0.5
 PENALTY = 2.5
-"""Increase of the allowance for windows below 28 runs, per standard error of the mean in excess of that of 28
-runs."""
+"""Increase of the allowance for windows of fewer than 28 runs, per unit by which the standard error of their mean
+exceeds that for 28 runs."""
 SHORT = 38
 """Number of runs in a window up to which allowance and threshold are not raised."""
 THRESHOLD, HIGHEST = 4.35, 6.0

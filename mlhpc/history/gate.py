@@ -24,22 +24,22 @@ METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_stagin
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
          "storage.local_write", "network.bandwidth")  # fmt: skip
-"""Figures of a node that are measured; sizes of memories and disks are not."""
+"""Rates of a node that are measured. Sizes of memories and disks are not among them."""
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
 TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
-"""Figures that only runs that reached the target have."""
+"""Metrics that exist only for runs that reached the target."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
-"""Figures tested in every gate. Epochs to target and seconds per epoch are tested separately, since their causes
-differ."""
+"""Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
+for different reasons."""
 MOST_RUNS = 1000
 """Maximum number of further runs to propose; if more are needed, the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
 STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
-"""Exit statuses of verdicts, the worst last."""
+"""Exit status of each verdict, ordered from best to worst."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
-"""A row of the index, and the figures of its runs."""
+"""A row of the index, and the measurements of its runs."""
 Rules = Mapping[str, float]
-"""By metric, the share by which new runs may be worse."""
+"""The fraction by which new runs may be worse, by metric."""
 Values = tuple[float, ...]
 Ratio = tuple[float, float, float]
 """A ratio, and the ends of its 95% interval."""

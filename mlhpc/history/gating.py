@@ -12,7 +12,8 @@ from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
 
 SAME = ("kind", "benchmark", "preset", "system")
-"""Keys in which a baseline must equal the new runs, unless its selection names them."""
+"""Keys for which the records of a baseline must have the same values as the new runs, except for keys in the
+selection."""
 
 
 def tolerance_of(text: object) -> float:
@@ -66,12 +67,12 @@ def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[M
     wanted, first = conditions(selection), new[0][0] if new else {}
     named = {re.split("[<>=!]", each)[0].strip() for each in wanted}
     if "name" in named:
-        for each in wanted:  # raises UserError if it is gone or not unique
+        for each in wanted:  # raises UserError unless exactly one record has this name
             if each.startswith("name="):
                 index.name_of(each.removeprefix("name="))
     else:
         wanted += [f"{key}={first[key]}" for key in SAME if key not in named and first.get(key)]
-    # A run that was added under another system name has another digest.
+    # A run that was also added under a different system name has a different digest.
     own = [_identity(pair) for pair in new]
     return [pair for pair in index.measured(wanted) if _identity(pair) not in own]
 

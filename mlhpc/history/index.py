@@ -26,7 +26,7 @@ from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
 VERSION = 1
-"""Version of the index; an index of another version is rebuilt."""
+"""Version of the index; an index of a different version is rebuilt."""
 _SCHEMA = f"""
 PRAGMA user_version={VERSION};
 CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);

@@ -16,7 +16,8 @@ from mlhpc.quantities import count
 from mlhpc.record.history import HistoryRecord, time_text
 
 _PRIVATE = frozenset({"command", "data", "variables", "job", "org", "submission", "stage", "nodes_of"})
-"""Keys of a record's content that are omitted from an exported copy, because they may contain names anywhere."""
+"""Keys that are omitted from the content of exported records, because any part of their values may contain
+names."""
 _HOSTS = frozenset({"hostname", "host", "node"})
 
 
@@ -65,7 +66,7 @@ def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[
     if record.get("system") in systems:
         record["system"] = systems[record["system"]]
     text = json.dumps(record)
-    for host in sorted(hosts, key=len, reverse=True):  # also inside other texts
+    for host in sorted(hosts, key=len, reverse=True):  # also within longer texts
         text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
     return HistoryRecord.model_validate_json(text)
 
@@ -77,7 +78,7 @@ def _stripped(value: Any, hosts: dict[str, str]) -> Any:
         return "(path)" if isinstance(value, str) and value.startswith(("/", "~")) else value
     kept = {}
     for key, each in value.items():
-        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # a table or a version
+        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # data: a table or version
             continue
         named = key in _HOSTS and isinstance(each, str)
         kept[key] = hosts.setdefault(each, f"node{len(hosts) + 1}") if named else _stripped(each, hosts)

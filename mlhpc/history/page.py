@@ -31,9 +31,9 @@ from mlhpc.record.run_directory import RunDirectory
 
 Row = dict[str, Any]
 ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
-"""The figures that raise alarms; parts only show the cause."""
+"""The quantities whose changes are reported; changes of parts only explain them."""
 SHOWN = 200
-"""Maximum number of runs in a figure, the newest ones."""
+"""Maximum number of runs in a chart, which shows the newest."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def page(store: Path, system: str, where: Sequence[str], folder: Path) -> tuple[
         chosen = ["kind=run", f"system={system}", *where]
         rows = [json.loads(row) for row in index.rows(chosen)]
         records = quote(os.fsencode(os.path.relpath(store, folder)))
-        present = {path.name for path in store.glob("*.json")}  # those that have been packed have no file
+        present = {path.name for path in store.glob("*.json")}  # packed records have no file of their own
         files = [f"{row['name']}.json" for row in rows]
         links = [f"{records}/{file}" if file in present else "" for file in files]
         lines = _lines([{**row, "link": link} for row, link in zip(rows, links, strict=True)])

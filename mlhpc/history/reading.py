@@ -22,7 +22,7 @@ from mlhpc.record.series import CampaignRecord
 
 T = TypeVar("T")
 STORE = "MLHPC_HISTORY"
-"""Environment variable with the store that runs, campaigns and emulations add themselves to."""
+"""Environment variable with the store to which runs, campaigns and emulations are added when they end."""
 ADDING_S = 5.0
 """Maximum seconds that a run waits until its record is stored."""
 
@@ -39,7 +39,7 @@ def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     for below in sorted(folders):
         try:
             yield from records_below(below, system)
-        except UserError as error:  # the other records are added
+        except UserError as error:  # the remaining records are still added
             sys.stderr.write(f"mlhpc: warning: not added: {error}\n")
 
 
@@ -59,7 +59,7 @@ def folder_record(path: Path, system: str | None) -> HistoryRecord:
         "environment": run.env.model_dump(exclude_unset=True),
         "config": config,
     }
-    with contextlib.suppress(OSError, ValueError):  # most runs are not a study's cells
+    with contextlib.suppress(OSError, ValueError):  # most runs do not belong to a study
         content["cell"] = read_object(path.parent / "cell.json", os.O_NOFOLLOW)
     if run.log and run.log.fingerprint:
         content["log"] = run.log.fingerprint

@@ -14,7 +14,7 @@ ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "
        "status", "mlhpc", "commit", "settings", "versions", "ranks", "nodes", "accelerators", "global_batch_size",
        "number_of_runs", "time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s",
        "samples_per_s", *(f"{part}_s" for part in PARTS), "joules", "joules_per_sample")  # fmt: skip
-"""The keys of a row, in order; other figures that a row has follow them."""
+"""The keys of every row, in order; further figures of a record follow."""
 TEXTS = frozenset(ROW[: ROW.index("ranks")])
 """The keys that are compared as text; all others are numbers."""
 

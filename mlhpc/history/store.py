@@ -139,7 +139,7 @@ def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple
             data = b"".join(name.encode() + b" " + records[name] + b"\n" for name in sorted(records))
             pack = f"{year:04}-{digest(data)}.jsonl"
             if pack in replaced:
-                replaced.remove(pack)  # already packed, and nothing is new
+                replaced.remove(pack)  # this pack already contains all records of its year
             else:
                 _write(store / pack, data)
         for file in replaced:

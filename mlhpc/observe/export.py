@@ -182,4 +182,4 @@ _WRITERS: dict[str, tuple[str, Callable[[RunDirectory, Result, Path], None]]] = 
     "tensorboard": ("tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),
 }
-"""By tool: the package it requires, and its export function."""
+"""The package that each tool requires, and the function that exports for it."""

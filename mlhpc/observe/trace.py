@@ -21,7 +21,7 @@ from mlhpc.record.run_directory import RunDirectory, read
 Event = dict[str, Any]
 _KINDS = {"timed", "steps"}
 _STEPS, _WAITS = 1, 2
-"""Thread numbers of a rank in the trace; its spans have number 0."""
+"""Thread numbers of a rank's steps and data waits in the trace; the rank's spans have number 0."""
 
 
 def write_trace(folder: Path, out: Path) -> Path:

@@ -27,7 +27,7 @@ from mlhpc.papers.registry import Figure, Number, name_of
 from mlhpc.papers.verdict import Measured
 
 CLONE = "git clone https://github.com/mlcommons/hpc_results_v0.7"
-"""How to get the results of round 0.7, which are not part of this project."""
+"""The command that downloads the results of round 0.7, which are not part of this project."""
 SHIPPED = "results.json"
 
 
@@ -67,7 +67,7 @@ class Runner:
         if command in self._read:
             return self._read[command]
         result = _json_of([word.replace("{logs}", str(self.logs)) for word in shlex.split(command)], work)
-        if "{logs}" in command:  # it depends on no file of its figure
+        if "{logs}" in command:  # the result depends on no file of this figure
             self._read[command] = result
         return result
 
@@ -123,6 +123,6 @@ def stored(out: Path) -> dict[str, Measured]:
     for path in sorted(out.glob("*.json")):
         try:
             found.append(Measured.model_validate_json(read_text(path)))
-        except (OSError, ValueError):  # which pydantic's are, too
+        except (OSError, ValueError):  # including pydantic's ValidationError
             sys.stderr.write(f"mlhpc: {path}: no stored values of a figure, ignored; remove it\n")
     return {name_of(each.paper, each.label): each for each in found}

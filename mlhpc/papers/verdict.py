@@ -18,7 +18,7 @@ MEANINGS = {
     "needs a cluster": "likewise, of many nodes",
     "not run": "no stored values, or those of other commands or expressions",
 }
-"""The verdicts."""
+"""The possible verdicts and their meanings."""
 
 
 class Measured(BaseModel):
@@ -71,7 +71,7 @@ def judge(figure: Figure, measured: Measured | None) -> Verdict:
 def within(number: Number, value: float | None) -> bool:
     """Return whether ``value`` lies within the tolerance of the printed number."""
     most = (number.tolerance or 0.0) * abs(number.printed)
-    return value is not None and abs(value - number.printed) <= most + 1e-12  # of rounding
+    return value is not None and abs(value - number.printed) <= most + 1e-12  # margin for rounding
 
 
 def _share(part: int, whole: int, what: str) -> str:

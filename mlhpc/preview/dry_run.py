@@ -58,7 +58,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         except UserError as error:
             if options.bind:
                 raise
-            unbound = str(error)  # a site's lists apply to compute nodes, not login nodes
+            unbound = str(error)  # a site file lists the cores of compute nodes, not of login nodes
     steps = run.data.train_samples // run.hyperparameters.global_batch_size
     return {
         "benchmark": run.benchmark,

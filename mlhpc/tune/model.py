@@ -26,12 +26,12 @@ NOISE = 0.1
 NOISE_OF_AN_EPOCH = 0.03
 """Run-to-run standard deviation of log(seconds per epoch), including the polynomial's error."""
 NOISE_OF_EXCESS = 0.3
-"""Deviation of a run's epochs per unit of the logarithm of its time over the best: the polynomial has to hold near
-the best."""
+"""Standard deviation of log(epochs) that is added per unit of log(time / best time): the polynomial must be
+accurate only near the best configurations."""
 BOUND = 1.5
-"""Deviations of the posterior from its mean to the confidence bound."""
+"""Distance from the mean of the posterior to the confidence bound, in standard deviations."""
 RUNGS = 3
-"""Maximum runs per choice, reached by those at the top of successive halving."""
+"""Maximum runs per configuration, reached only by the best configurations of successive halving."""
 
 
 class Outcome(NamedTuple):

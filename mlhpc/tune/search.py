@@ -29,7 +29,7 @@ from mlhpc.tune.space import Axes, Config, Space
 from mlhpc.tune.surface import surface_of
 
 FRESH = 1_000_000
-"""Offset of the final comparison's seeds, so that they differ from those of the search."""
+"""Offset of the seeds in the final comparison, so that they differ from those of the search."""
 
 
 class Runner(Protocol):

@@ -131,7 +131,7 @@ class Space:
         seconds: dict[Config, float] = {}
         for config in own:
             nodes, rest = divmod(config.ranks, given.per_node)
-            with suppress(UserError):  # it cannot run there
+            with suppress(UserError):  # configurations that cannot run on this machine
                 total = None if rest else Model(given, self.run_of(config)).at(nodes).total_s
                 seconds |= {config: total[0]} if total else {}
         fastest: dict[str, Config] = {}

@@ -17,7 +17,7 @@ from mlhpc.submission.check.check import check_sets
 from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, unpack, write_archive
 
 KEPT = frozenset({".txt", ".log", ".json", ".jsonl", ".toml"})
-"""Suffixes of the result files that are evidence; checkpoints, pages and data are not."""
+"""Suffixes of result files that count as evidence; checkpoints, pages and data are left out."""
 FIGURES = "acceptance.json"
 
 

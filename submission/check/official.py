@@ -66,7 +66,7 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
         ) as error:  # the checker evaluates expressions on the log's values, so it may raise any exception
             crash = error
     findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
-    if crash is None and not lines and not unreadable:  # else all records would be missing
+    if crash is None and not lines and not unreadable:  # otherwise, every record would be reported as missing
         findings = [finding for finding in findings if finding.rule == f"{rules}/log"] or findings
     if crash is not None:
         findings.append(crash_finding(crash, log, rules))

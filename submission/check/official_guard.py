@@ -21,10 +21,10 @@ from typing import Any
 from mlperf_logging.compliance_checker import mlp_compliance
 
 RULE_FILE = re.compile(r"\w+_\d+\.\d+\.\d+/\w+\.yaml", re.ASCII)
-"""The names of the package's rule files. Without a dot or a slash in its last part, such a name cannot leave the
-package's folder."""
+"""Names of the rule files in mlperf-logging. The last part of such a name contains no dot or slash, except in
+.yaml, so it cannot refer to a file outside the package's folder."""
 MOST_RULE_FILES = 64
-"""Maximum number of rule files per log. A log needs four or five, and one more for each repeated record."""
+"""Maximum number of rule files per log. A log requires four or five, and one more for each repeated record."""
 
 _YAML = mlp_compliance.yaml  # the parser that the checker uses
 

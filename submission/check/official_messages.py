@@ -19,7 +19,7 @@ from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
 from mlhpc.submission.findings import allowed_value
 
 RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
-"""The folders of official rule files that can be chosen here."""
+"""The folders with official rule files that a user can choose."""
 
 # The compliance checker, on one log.
 
@@ -153,7 +153,7 @@ _ORDER = {
     "not s['run_started']": "before run_start",
     "s['staging_started']": "after staging_start",
 }
-"""The order of records that the checker's state variables express."""
+"""The order of records that the state variables in the checker's tests express."""
 
 
 def _in_words(test: str, key: str) -> str:

@@ -21,11 +21,12 @@ from mlhpc.quantities import binary_text, count
 NAME = re.compile(r"[\w+-][\w .+-]*")
 """Names of submissions, which become the names of folders."""
 CHECKSUMS = ".sha256"
-"""``<org>.sha256`` next to the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` checks it without this
-suite. It is the first file of the archive."""
+"""Suffix of the file ``<org>.sha256`` next to the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` verifies
+the tree without this suite. It is also the first file of the archive."""
 BLOCK = 2**20
 MOST_PARTS = 20
-"""Maximum number of parts of a path; a submission has seven. Deeper trees could not be removed again."""
+"""Maximum number of components of a path; paths in a submission have seven. Much deeper trees could not be removed
+again."""
 LARGEST_READ = 16 * 2**20
 """Maximum bytes that tarfile reads at once for headers; files are read in blocks."""
 MOST_EXPANSION = 200

@@ -20,7 +20,7 @@ from mlhpc.common.host.probe import output
 from mlhpc.record.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
-"""Folders of a checkout, besides hidden ones, that runs do not need."""
+"""Folders of a checkout that runs do not need, in addition to hidden folders."""
 
 
 def name() -> str:

@@ -98,7 +98,7 @@ _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 MOST_UNPACKED = 64 * 2**20
-"""Number of bytes of a compressed file that are searched, after decompression."""
+"""Number of bytes that are searched in a compressed file, counted after decompression."""
 _WORD = re.compile(r"[\w.-]+")
 
 

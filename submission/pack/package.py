@@ -49,7 +49,7 @@ from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
 LONGEST_NAME = 120
-"""Maximum bytes of a name that becomes the name of a folder and part of a file name; file systems allow 255."""
+"""Maximum bytes of a name that is used as the name of a folder and in a file name; file systems allow 255."""
 
 
 @dataclass(frozen=True)

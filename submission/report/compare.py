@@ -26,7 +26,8 @@ from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 
 DETAILED = 150
-"""Maximum number of sets shown in the plots and predicted from the others; the tables contain all."""
+"""Maximum number of sets that are shown in plots and predicted from the remaining sets; the tables contain all
+sets."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Comparison:
         groups: dict[tuple[object, ...], list[Entry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.problem, []).append(entry)
-        # Official data first: small presets never come before it.
+        # Official data sets come first, before small presets.
         return sorted(groups.values(), key=lambda g: (g[0].official is not True, g[0].benchmark))
 
 
@@ -183,7 +184,7 @@ def _predicted(
 ) -> Iterator[Predicted]:
     machine = [(e, m) for e, m in system if e is not without]
     convergence = [Point(m.batch, m.epochs, e.letter) for e, m in division if e is not without]
-    # Reference points provide batch sizes missing in the sets.
+    # Reference points are used for batch sizes that no set has.
     sizes = {point.size for point in convergence}
     convergence += [point for point in reference_epochs if point.size not in sizes]
     prediction = predict(units, batch, [m for _, m in machine], convergence)

@@ -22,13 +22,13 @@ from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
 
 BARS = 24
-"""Maximum number of sets in one bar chart; the others are only in the table."""
+"""Maximum number of sets in a bar chart; further sets are only in the table."""
 _LABELS = {key: PARTS[key][0] for key in ("staging", "first_epoch_excess", "training", "evaluation", "rest")}
 _WHISKERS = "bars: ± standard deviation"
 _LETTERS = 8
 """Maximum number of letters in the label of overlapping marks."""
 _NEAR = 0.05
-"""Marks closer than this share of both axes get a common label."""
+"""Marks that are closer than this fraction of both axes share a label."""
 
 
 def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:

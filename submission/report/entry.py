@@ -23,8 +23,8 @@ OVER_UNKNOWN = "all runs that ended normally; their target is not known"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
-"""Where a set's staging records are: after run_start (MLPerf HPC up to round 2.0 times staging), before it (from
-round 3.0 on the score excludes staging), or missing."""
+"""Where the staging records of a set are: after run_start (MLPerf HPC up to round 2.0 times staging), before
+run_start (from round 3.0 on, the score excludes staging), or missing."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.report.summary import parts
 
 _SLOWED = 0.05
-"""Share of data wait in the training time above which the input path is reported as the limit."""
+"""Fraction of data wait in the training time above which the report names the input path as the limit."""
 
 
 @dataclass(frozen=True)

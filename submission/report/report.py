@@ -113,7 +113,7 @@ def report(
         if predicted:
             _print_predicted(predicted, console)
         console.file.flush()  # print first: drawing the page takes seconds
-    finally:  # even if nobody reads the output
+    finally:  # even if the terminal output was closed
         write(out, page(run, findings, ruleset, predicted, changed))
     return out
 

@@ -28,9 +28,9 @@ from mlhpc.submission.report.summary import Part
 
 Rows = list[dict[str, Any]]
 _MOST_EPOCHS = 2000
-"""Maximum number of points of a curve; with more, every n-th is drawn."""
+"""Maximum number of points of a curve; of more points, only every n-th is drawn."""
 MOST_COLUMNS = 64
-"""Maximum number of ranks with a column of their own."""
+"""Maximum number of ranks that are drawn as individual columns."""
 _HEIGHT = 170
 _EPOCH = alt.X(
     "x:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1, **plots.WHOLE)

@@ -300,7 +300,7 @@ def _exchanged(result: Result) -> dict[str, str]:
 def _hyperparameters(run: RunDirectory) -> Facts:
     if run.config:
         return Facts(run.config.hyperparameters.logged() | run.config.training.applicable())
-    # The keys of all benchmarks; those missing in this log have no value.
+    # The keys of all benchmarks; keys that this log lacks have no value.
     keys = (key for name in registry.benchmarks() for key in load.hyperparameter_keys(name))
     return Facts({key: run.log.value(key) for key in keys} if run.log else {})
 

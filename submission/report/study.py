@@ -36,12 +36,12 @@ from mlhpc.submission.report.spread import Spread, spread
 CELL = "cell.json"
 PLACES = ("codec", "batch", "ranks", "data", "storage")
 """Settings of a cell that are not in the configuration of its runs: the codec of the data set, if varied; the
-local batch size (samples per rank and step); ranks; the name of the data set's folder; and whether data is read in
-place (shared) or staged."""
+local batch size (samples per rank per step); the number of ranks; the name of the data set's folder; and whether
+data is read in place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
-"""Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
-updates are synchronous or asynchronous. Runs do not have these settings, because such cells are measured by a
-separate program (``Benchmark.servers_study``)."""
+"""Settings of a cell that is trained with parameter servers: the number of servers (0: a ring all-reduce), and
+whether updates are synchronous or asynchronous. Runs do not have these settings, because a separate program
+measures such cells (``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 
@@ -137,7 +137,7 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
         raise UserError(f"{path}: not a study; start one with mlhpc study BENCHMARK --vary KEY=A,B")
     keys = [*PLACES, *dict.fromkeys(key for cell in cells for key in cell.settings if key not in PLACES)]
     n_values = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
-    # One of the two batch sizes follows from the other and the ranks: the local one in strong scaling.
+    # One of the two batch sizes follows from the other and the number of ranks: the local one in strong scaling.
     follows = "batch" if n_values.get(GLOBAL_BATCH, n_values["batch"]) < n_values["batch"] else GLOBAL_BATCH
     axes = [key for key in keys if n_values[key] > 1 and key != follows]
     # Network settings come first: they distinguish the curves of a figure.
@@ -197,7 +197,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError(last_words(run) or "it did not end: killed, or out of time or memory?")
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
-    # A run of an early version has only rank 0's.
+    # A run of an early version recorded only the data wait of rank 0.
     waited = wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0)
     if waits_are_of_all_ranks(events):
         loops = (e for e in events if (e["event"], e["name"]) == ("waited", "data_wait"))
@@ -340,7 +340,7 @@ def accuracy_loss(study: Study, cell: Cell) -> float | None:
 
 
 def is_numeric(values: Iterable[Value]) -> bool:
-    """Whether all values are numbers above zero, suitable for a logarithmic axis."""
+    """Return whether all values are numbers above zero, suitable for a logarithmic axis."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
 
 

@@ -10,9 +10,9 @@ from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.study import GLOBAL_BATCH, SERVERS, UPDATES, Cell, Study, grouped, is_numeric
 
 PANELS = 12
-"""Maximum number of figures per section; the table contains all."""
+"""Maximum number of charts per section; the table contains all cells."""
 BARS = 32
-"""Maximum number of bars in the figure of times; the table contains all."""
+"""Maximum number of bars in the chart of times; the table contains all cells."""
 TITLE = {
     "codec": "Codec",
     "batch": "Local batch size",
@@ -32,7 +32,7 @@ TITLE = {
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"
 Panel = tuple[str, list[tuple[Cell, Spread]]]
-"""A caption, with the cells shown under it and the measured quantity of each."""
+"""A caption, and the cells shown under it, each with its measured quantity."""
 
 
 def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:

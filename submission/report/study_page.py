@@ -64,7 +64,7 @@ def _meta(study: Study) -> str:
     warmup = _all(cell.settings.get("study.warmup_steps") for cell in study.cells)
     meta = f"{count(len(study.cells), 'cell')}, {count(runs, 'run')}"
     meta += f" · {steps} steps per run, after {warmup} of warm-up"
-    for key in ("batch", GLOBAL_BATCH):  # if it is the same in all cells
+    for key in ("batch", GLOBAL_BATCH):  # shown if all cells have the same value
         if len({cell.settings.get(key) for cell in study.cells}) == 1:
             meta += f" · {title(key).lower()} {study.cells[0].settings.get(key)}"
     return f"{meta} · {_machines(study)}"

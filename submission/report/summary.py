@@ -138,7 +138,7 @@ def slow_ranks(run: RunDirectory) -> str:
     if not whole > _SLIGHT * sum(part.seconds or 0.0 for part in parts(run)):
         return ""
     hosts = {binding.rank: binding.hostname for binding in run.env.bindings}
-    # With equally fast ranks, each one is the slowest of a step about as often.
+    # If all ranks are equally fast, each is the slowest in about the same number of steps.
     least = max(_NOTABLE, _TIMES_FAIR / result.ranks) * whole
     named = []
     for slow in waits.ranks[:_NAMED]:
@@ -164,7 +164,7 @@ def slow_epochs(run: RunDirectory) -> str:
     often = Counter(name for slow in every for name in slow.samples)
     for slow in every:
         on = f" on {hosts[slow.rank]}" if slow.rank in hosts else ""
-        # Samples in several slow batches come first, as they are likely what made them slow.
+        # Samples that are in several slow batches come first, since they are the likely cause.
         of = f" ({few(sorted(slow.samples, key=lambda name: -often[name]), 2)})" if slow.samples else ""
         words = f"rank {slow.rank}{on} waited {duration_text(slow.seconds)} for batch {slow.step}{of}"
         batches.setdefault(slow.epoch, []).append(words)
@@ -192,12 +192,13 @@ def _more(epochs: Sequence[Epoch], epoch: Epoch) -> dict[str, float]:
 
 
 _LONG_S, _LONG = 1.0, 0.1
-"""An epoch is slow if it exceeds the median by both these seconds and this share of the median epoch."""
+"""Limits in seconds and as a fraction of the median epoch. An epoch is slow if it exceeds the median epoch by
+both."""
 _SLIGHT = 0.01
-"""Share of the run below which data wait does not get a line of its own."""
+"""Fraction of the run below which data wait does not get a line of its own."""
 _NAMED, _NOTABLE, _TIMES_FAIR = 4, 0.05, 1.5
-"""Maximum number of slow ranks named in a line; and the least that a rank must have cost to be named, as a share
-of the data wait and as a multiple of an equal share."""
+"""Maximum number of slow ranks named in a line; and the minimum that a rank must have cost to be named, as a
+fraction of the data wait and as a multiple of an equal share."""
 
 
 def standing(run: RunDirectory) -> str:

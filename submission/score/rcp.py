@@ -16,7 +16,7 @@ from mlhpc.perf.epochs import reference_runs
 from mlhpc.submission.score.score import RunScore
 
 ALPHA = 0.05
-"""Level of the one-sided test (mlperf-logging 4.1.68, rcp_checker)."""
+"""Significance level of the one-sided test (mlperf-logging 4.1.68, rcp_checker)."""
 
 
 @dataclass(frozen=True)

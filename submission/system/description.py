@@ -25,7 +25,7 @@ REQUIRED = (
     "accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling",
     "framework", "other_software_stack", "operating_system",
 )  # fmt: skip
-"""Fields that require a meaningful value."""
+"""Fields that must have a meaningful value."""
 OPTIONAL = (
     "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
     "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
@@ -33,7 +33,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not require; they are written only if set by the user."""
+"""Fields in the rules that the checker does not require; they are written only if the user sets them."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",

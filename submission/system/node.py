@@ -40,8 +40,8 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
 
 
 def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
-    """The number of nodes of the job. Outside a job, only a hint, since this may be a login node, which is a
-    different system."""
+    """The number of nodes of the job and an empty hint. On a Slurm system outside a job, an empty number and a
+    hint, since this may be a login node, which is a different system. Without Slurm, 1."""
     if count := env.get("SLURM_JOB_NUM_NODES"):
         return count, ""
     if shutil.which("sinfo"):
