@@ -31,9 +31,9 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
     """Up to ruleset 2.0.0 the data set is on a shared file system at the start, and copying it to the nodes
-    is timed. Submitters may choose how it is copied, including which node reads it (`staging.read_once`) and
-    whether nodes exchange their shards between epochs (`staging.exchange`), provided that the clock
-    is running.
+    is timed. Submitters may choose how the data set is copied, including which node reads it (`staging.read_once`)
+    and whether nodes exchange their shards between epochs (`staging.exchange`), provided that the clock is
+    running.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """
@@ -75,7 +75,8 @@ def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
 
 
 def codec(context: RunContext) -> Iterator[Finding]:
-    """Samples contain the published values: another layout or a lossless codec is allowed, a lossy codec is not.
+    """Samples contain the published values: a different layout or a lossless codec is allowed, a lossy codec is
+    not.
 
     Source: training rules, "Data State at Start of Run" (reformatting may not change the information).
     """

@@ -65,7 +65,7 @@ def load_file(
     """The run described by a ``config.toml``, for example from an earlier run's folder, overridden first by
     ``tables`` of settings and then by ``settings``.
 
-    Raises UserError if the file cannot be read, is not the configuration of a run, or belongs to another
+    Raises UserError if the file cannot be read, is not the configuration of a run, or belongs to a different
     benchmark; the message names the line of the setting.
     """
     settings = list(settings)
@@ -91,8 +91,8 @@ def dumps(run: Run) -> str:
 
 
 def loads(text: str) -> Run:
-    """The ``Run`` in TOML text written by :func:`dumps`. If its benchmark is not installed, only the settings
-    common to all benchmarks.
+    """The ``Run`` in TOML text written by :func:`dumps`. If the benchmark is not installed, the ``Run`` contains
+    only the settings common to all benchmarks.
 
     Raises ValueError, with a reason in one line, if ``text`` does not describe a run of this version.
     """
@@ -112,8 +112,8 @@ def loads(text: str) -> Run:
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
-    """The benchmark's TOML file, unresolved; callers must not change it. Raises UserError for an unknown
-    benchmark."""
+    """The parsed content of the benchmark's TOML file, before settings are resolved; callers must not change it.
+    Raises UserError for an unknown benchmark."""
     return _parsed(registry.find(benchmark).definition)
 
 

@@ -291,8 +291,8 @@ class Loading(FrozenModel):
     prefetch: PositiveInt = setting(4, "maximum number of batches read ahead")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
-        """A copy of these settings in which ``workers`` is the number of workers for a rank with ``cores`` cores,
-        if it was 0."""
+        """A copy of these settings in which ``workers``, if it is 0, is replaced by the default for a rank with
+        ``cores`` cores."""
         workers = self.workers or (max(1, min(16, cores)) if gpu else 2)
         return self.model_copy(update={"workers": workers})
 

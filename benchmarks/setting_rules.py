@@ -60,7 +60,8 @@ def evaluation_set(context: RunContext) -> Iterator[Finding]:
 
 
 def evaluation_frequency(context: RunContext) -> Iterator[Finding]:
-    """The quality is evaluated as often as in the reference: after every epoch; for ResNet-50, after every fourth.
+    """The quality is evaluated as often as in the reference: after every epoch; for ResNet-50, after every fourth
+    epoch.
 
     Source: training rules, "Quality measure" (at the same frequency as the reference).
     """

@@ -1,5 +1,5 @@
-"""Parses TOML from untrusted files, and finds the line of each key, which messages name but the standard library's
-parser does not report."""
+"""Parses TOML from untrusted files, and finds the line of each key for messages, since the standard library's
+parser does not report lines."""
 
 import errno
 import re

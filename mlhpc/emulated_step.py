@@ -59,8 +59,8 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
 
 
 def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
-    """The median training and evaluation steps of the run in ``folder``, over its epochs, on the rank where they
-    are shortest; steps of the remaining ranks include more time waiting for data and for each other."""
+    """The median durations of training and evaluation steps of the run in ``folder``, over its epochs, on the rank
+    where they are shortest; steps of the remaining ranks include more time waiting for data and for each other."""
     from mlhpc.record.run_directory import read
 
     measured = read(folder)

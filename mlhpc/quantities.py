@@ -50,7 +50,7 @@ _ROUNDS_TO_ONE = 0.9995
 
 def parse_quantity(text: str, dimension: Dimension, bare: str = "") -> float:
     """The value of ``text`` in bytes, bytes/s, FLOP/s or seconds, or as a share, by the grammar in this module's
-    docstring. ``bare``: the unit assumed for a number without a unit; None if a unit is required. Raises
+    docstring. ``bare``: the unit assumed for a number without a unit; empty if a unit is required. Raises
     ValueError, with the reason, for invalid text."""
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
     units, example = _UNITS[dimension], _EXAMPLE[dimension]

@@ -89,7 +89,8 @@ def violations(options: argparse.Namespace) -> list[Finding] | None:
 
 
 def print_violations(violations: list[Finding] | None, name: str, console: Console) -> int:
-    """Print the violations of the planned run ``name``. Returns the exit status: 0 if the run could start."""
+    """Print the violations of the planned run ``name``. Returns the exit status: 0 if the run could start,
+    otherwise 1."""
     if violations is None:
         console.print(f"{name}: these rules do not apply to the open division")
         return 0

@@ -124,8 +124,8 @@ def _epoch(times: EpochTimes, metrics: dict[str, Any]) -> Epoch:
 
 
 def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> DataWait:
-    """The sums of the data wait over all ranks or of rank 0, the ranks that others waited for (with the seconds
-    lost and the epoch in which most time was lost), and the slow batches."""
+    """The sums of the data wait over all ranks or of rank 0, the ranks for which other ranks waited (with the
+    seconds lost and the epoch in which most time was lost), and the slow batches."""
     lost: dict[int, list[tuple[str, Any, float]]] = {}
     for event in events:
         if event["event"] == "waited":

@@ -69,8 +69,8 @@ class Energy(Fields):
 
 
 def _by_kind(value: Any) -> Any:
-    """The energy by kind of counter. Results of early versions contain only the energy of the accelerators,
-    without a kind."""
+    """The energy by kind of counter, also from results of early versions, which contain only the energy of the
+    accelerators, without a kind."""
     return {"accelerators": value} if isinstance(value, dict) and "source" in value else value
 
 

@@ -38,11 +38,11 @@ class RunFigures(Fields):
 
 
 class HistoryRecord(Fields):
-    """A measurement, or a note about one. ``when``: time of the measurement, in UTC. ``machine``: the accelerators
-    or the processor; ``node``: the host, if a single node was measured. ``settings``: a digest of all settings.
-    ``versions``: the versions of the preset, the data generator and the parts. ``runs``: the runs of which the
-    measurement consists; ``figures``: other measured values. ``content``: the files of the measurement as they
-    were read. ``of``: the record that a withdrawal refers to; ``text``: the reason of a withdrawal, or an
+    """A measurement, a withdrawal or an annotation. ``when``: time of the measurement, in UTC. ``machine``: the
+    accelerators or the processor; ``node``: the host, if a single node was measured. ``settings``: a digest of all
+    settings. ``versions``: the versions of the preset, the data generator and the parts. ``runs``: the runs of
+    which the measurement consists; ``figures``: other measured values. ``content``: the files of the measurement
+    as they were read. ``of``: the record that a withdrawal refers to; ``text``: the reason of a withdrawal, or an
     annotation of ``system``."""
 
     format: Literal[1] = Field(default=1, alias="history")

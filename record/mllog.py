@@ -81,11 +81,12 @@ class Log:
 
     ``mllog_lines``: the line number of every line with the token, readable or not, because the official checker
     counts lines in that list, not in the file. ``repeated``: lines of records in which a key is repeated; the last
-    value is used. ``longest``: bytes of the longest line with the token, even if it is not read completely.
-    ``parsing_cost``: the sum of the squares of the lengths of these lines in bytes, to which the run time of the
-    official parser is proportional. ``first_epoch``: the number of the first epoch, which is 0 in the TensorFlow
-    reference's logs of round 0.7 and 1 elsewhere. ``fingerprint``: a digest of the times of all records, which is
-    the same for copies of a run's log. ``unreadable``: the reason if there are no records; otherwise "".
+    value is used. ``longest``: length in bytes of the longest line with the token, even if it is not read
+    completely. ``parsing_cost``: the sum of the squares of the lengths of these lines in bytes, to which the run
+    time of the official parser is proportional. ``first_epoch``: the number of the first epoch, which is 0 in the
+    TensorFlow reference's logs of round 0.7 and 1 elsewhere. ``fingerprint``: a digest of the times of all
+    records, which is the same for copies of a run's log. ``unreadable``: the reason if there are no records;
+    otherwise "".
     """
 
     path: Path

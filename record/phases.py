@@ -171,7 +171,8 @@ class _Intervals:
         self._open[name] = self._open.get(name, 0) + 1 if name == "staging" else 1
 
     def end(self, name: str, record: Record, *, all_ranks: bool) -> None:
-        """Close an interval; staging is closed once it has ended on ``all_ranks``."""
+        """Close the interval that ``record`` ends. Staging is closed when it has ended on every rank that logged
+        its start, or if ``all_ranks``."""
         if name in ("epoch", "eval") and self._is_beside(record):
             for epoch in self.epochs:
                 if name == "epoch" and epoch.number == _number(record):

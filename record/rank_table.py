@@ -54,7 +54,7 @@ class RankTable(Fields):
     steps: Steps = Field(default_factory=dict)
 
     def of(self, column: str) -> dict[int, float]:
-        """The values of a column by rank, sorted from the smallest."""
+        """The values of a column by rank, in ascending order."""
         pairs = zip(self.ranks, getattr(self, column), strict=False)
         return dict(sorted((pair for pair in pairs if pair[1] is not None), key=lambda pair: pair[1]))
 

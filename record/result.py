@@ -99,7 +99,7 @@ class Staging(Fields):
 
 class SlowRank(Fields):
     """A rank for which other ranks waited: the seconds of data wait that the rank caused in training and in
-    evaluation. ``epoch``: the epoch in which it caused most."""
+    evaluation. ``epoch``: the epoch in which the rank caused most data wait."""
 
     rank: Count
     train_s: Seconds = 0.0

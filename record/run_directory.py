@@ -132,8 +132,8 @@ def _log(path: Path) -> Log:
 
 
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
-    """The problem that the events of some ranks are missing: names the first missing file and the number of
-    further ones."""
+    """The problem that events of some ranks are missing, with the name of the first missing file and the number of
+    further missing files."""
     present = event_files(path)
     missing = ranks - sum(rank < ranks for rank in present)
     if not missing:

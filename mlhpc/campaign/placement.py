@@ -65,8 +65,8 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
 
 
 def bind_environment(campaign: Campaign, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment variable that leaves instances unbound, if instances share a node and MLHPC_BIND lists the
-    cores of the whole node: each instance would use the first lists. Otherwise empty."""
+    """The environment variable that leaves instances unbound. It is set only if instances share a node and
+    MLHPC_BIND lists the cores of the whole node, since every instance would then use the same first lists."""
     listed = env.get("MLHPC_BIND", "") not in ("", "none", "cores")
     return {"MLHPC_BIND": "none"} if listed and campaign.instances > campaign.nodes else {}
 

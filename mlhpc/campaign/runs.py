@@ -122,8 +122,8 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
 
 
 def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = ()) -> list[RunState]:
-    """The states of all runs. ``own``: the names of this process's runs; ``running``: those in progress. Other
-    runs are in progress if a different task of the job array has locked them."""
+    """The states of all runs. ``own``: the names of this process's runs; ``running``: the names of those in
+    progress. Other runs are in progress if a different task of the job array has locked them."""
     return [
         read_run(campaign, name, name in running if name in own else is_locked(campaign.out, name))
         for name in campaign.names

@@ -106,7 +106,8 @@ def _place(text: str) -> str:
 
 
 def _in_ranks(options: argparse.Namespace) -> int | None:
-    """The exit status of the ranks started for ``--ranks``; None if this process continues as a rank."""
+    """Start the ranks that ``--ranks`` requests and return their exit status; None if this process is itself to
+    continue as a rank."""
     from mlhpc.common.ranks.local import program, run_local
 
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:

@@ -180,8 +180,8 @@ print(json.dumps({"version": torch.__version__, "gpus": gpus, "usable": gpus > 0
 
 
 def _load_frameworks(framework: Framework) -> dict[str, Any]:
-    """The report of each framework, which is loaded in a process of its own, all at the same time; None for a
-    framework that is not installed."""
+    """Load each framework in a separate process, all concurrently, and return their reports; None for a framework
+    that is not installed."""
     installed = packages()
     programs = {}
     if framework != "torch" and {"tensorflow", "tensorflow-cpu"} & set(installed):

@@ -33,10 +33,10 @@ def gather_nodes(
     rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """On rank 0, return the facts about every node, gathered by the node's first rank, with ``offset_s`` (the
-    seconds by which the node's clock is ahead of rank 0's) and ``bindings`` (those of the node's ranks, in order).
-    On other ranks, return an empty list. If rank 0's address is unknown (``find_rank_info``), rank 0 gets only the
-    facts about its own node. Raises UserError on every rank, naming the missing rank, if a rank does not
-    connect."""
+    seconds by which the node's clock is ahead of rank 0's) and ``bindings`` (the core bindings of the node's
+    ranks, in order). On other ranks, return an empty list. If rank 0's address is unknown (``find_rank_info``),
+    rank 0 gets only the facts about its own node. Raises UserError on every rank, naming the missing rank, if a
+    rank does not connect."""
     if rank_info.size == 1 or not rank_info.leader:
         alone = {"offset_s": 0.0, "bindings": [describe_binding()]}
         return [examine() | alone] if rank_info.rank == 0 else []

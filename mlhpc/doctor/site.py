@@ -167,8 +167,8 @@ def _type(folder: str) -> str | None:
 
 
 def _interface(root: Path) -> str | None:
-    """The fastest network interface that is up, with InfiniBand and Slingshot preferred; None if there is only
-    one."""
+    """The fastest network interface that is up, with InfiniBand and Slingshot preferred; None if there is only one
+    interface."""
     speeds: dict[str, tuple[bool, int]] = {}
     for folder in sorted(root.glob("sys/class/net/*")):
         virtual = re.match(r"(lo|docker|veth|virbr|br-|cni|tun|tap|bond_slave)", folder.name)

@@ -79,7 +79,7 @@ def _onset(logs: npt.NDArray[np.float64], before: float, since: int, now: int) -
 
 
 def _window(logs: npt.NDArray[np.float64], begin: int, now: int) -> npt.NDArray[np.float64]:
-    """The values, [runs], with which that of run ``now`` is compared; once there are enough runs, the last
+    """The values, [runs], with which the value of run ``now`` is compared; once there are enough runs, the last
     ``GUARD`` runs before ``now`` are excluded."""
     end = now if now - begin < FEWEST + GUARD else now - GUARD
     return logs[max(begin, end - WINDOW) : end]

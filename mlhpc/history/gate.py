@@ -1,9 +1,9 @@
 """Tests whether new runs are slower than a baseline, by ratios of means with 95% intervals; also finds the parts
 of a run that changed.
 
-The ratio of geometric means has Welch's t interval for the difference of mean logarithms (Welch 1947, Biometrika
-34), so the test is symmetric in new runs and baseline. The deviation of a group that consists of a single run is
-assumed to be that of the other group.
+The interval of a ratio of geometric means is Welch's t interval for the difference of mean logarithms (Welch 1947,
+Biometrika 34), so exchanging new runs and baseline only inverts the result. The deviation of a group that consists
+of a single run is assumed to be that of the other group.
 """
 
 import math
@@ -82,7 +82,7 @@ class Gate:
 
 
 def badness(verdict: Verdict) -> int:
-    """The rank of ``verdict`` among all verdicts; the worst verdict has the highest."""
+    """The position of ``verdict`` in the order of verdicts from best to worst, as a sorting key."""
     return list(STATUS).index(verdict)
 
 

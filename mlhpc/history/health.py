@@ -14,8 +14,9 @@ FEWEST = 3
 
 
 def health(rows: Sequence[Measured], tolerance: float) -> Gate:
-    """The worst test of each node: its newest measurement of a rate against those of all other measurements of
-    machines of the same model. Raises UserError if no node has been measured."""
+    """For each node, the test with the worst verdict. A test compares the newest measurement of a rate on a node
+    with all other measurements of that rate on machines of the same model. Raises UserError if no node has been
+    measured."""
     found: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
     for row, _ in rows:
         for figure in RATES:

@@ -49,14 +49,14 @@ class Index:
         return [body for (body,) in self._select("body", where, withdrawn)]
 
     def measured(self, where: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """The rows that meet all conditions, each with the figures of its runs. Raises UserError for an invalid
-        condition."""
+        """The rows that meet all conditions, each with the measurements of its runs. Raises UserError for an
+        invalid condition."""
         chosen = self._select("body, runs", where, False)
         return [(json.loads(body), json.loads(runs)) for body, runs in chosen]
 
     def name_of(self, prefix: str) -> str:
-        """The name of the record whose name begins with ``prefix``. Raises UserError unless there is exactly
-        one."""
+        """The name of the record whose name begins with ``prefix``. Raises UserError unless there is exactly one
+        such record."""
         found = self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"]).fetchall()
         if len(found) != 1:
             what = f"the names of {count(len(found), 'record')} begin with it" if found else "no such record"
@@ -129,8 +129,8 @@ def cache_of(store: Path) -> Path:
 
 @contextlib.contextmanager
 def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
-    """The up-to-date index of ``store``. Unless ``quiet``, prints a line on standard error about files that
-    contain no records of this version. Raises UserError if the store cannot be read."""
+    """Context manager that yields the up-to-date index of ``store``. Unless ``quiet``, prints a line on standard
+    error about files that contain no records of this version. Raises UserError if the store cannot be read."""
     from mlhpc.history.store import files
 
     path, there = cache_of(store), files(store)

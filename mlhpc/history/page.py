@@ -63,7 +63,7 @@ class Line:
 
     @cached_property
     def alarms(self) -> tuple[Alarm, ...]:
-        """The changes of the figures that raise alarms, in order of time."""
+        """The changes in the quantities of ``ALARMING``, in order of time."""
         found = []
         for figure in ALARMING:
             rows = [row for row in self.rows if row[figure] and row[figure] > 0]

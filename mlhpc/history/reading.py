@@ -123,7 +123,8 @@ def _settings(config: dict[str, Any]) -> str | None:
 
 
 def run_figures(result: Result) -> RunFigures:
-    """The figures of a run. A negative time, which occurs if the clock was set back, is omitted."""
+    """The measurements of a run that a record contains. A negative time, which occurs if the clock was set back,
+    is omitted."""
     seconds, parts = result.time_to_train_s, result.breakdown_s or {}
     known = {key: value for key, value in parts.items() if value is not None}
     epochs = len(result.epochs)

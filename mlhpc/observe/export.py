@@ -81,7 +81,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def _energy(result: Result) -> dict[str, float | None]:
-    """The joules of the run by what the counters measure; None for a kind of counter with missing values."""
+    """The joules of the run by kind of counter; None for a kind with missing values."""
     return {f"energy_{kind}_j": energy.whole_joules for kind, energy in in_order(result.energy).items()}
 
 

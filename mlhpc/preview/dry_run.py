@@ -86,7 +86,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int) -> dict[str, Any] | None:
-    """What is copied to node 0, which stores the most data; None without a staging folder."""
+    """Facts about staging to node 0, which stores the most data: folder, file system, files and bytes; None
+    without a staging folder."""
     if stage is None:
         return None
     target = filesystem_of(stage)

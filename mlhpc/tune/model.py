@@ -84,7 +84,7 @@ class Search:
         self._features = self._of(space.candidates)
 
     def next(self, done: Sequence[Outcome]) -> Config | None:
-        """The configuration of the next run after ``done``; None if none is possible."""
+        """The configuration of the next run after ``done``; None if no further run is possible."""
         tried = {outcome.config for outcome in done}
         for config in (self.space.default, *self.starts):
             if config not in tried:

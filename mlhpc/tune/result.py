@@ -167,7 +167,7 @@ def page(result: Result, out: Path) -> str:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Figures of time to train and of epochs to target over batch size."""
+    """Charts of time to train and of epochs to target over batch size."""
     finished = [choice for choice in result.choices if choice.seconds]
     fastest = list({choice.config.batch: choice for choice in reversed(finished)}.values())
     fastest.sort(key=lambda choice: choice.config.batch)

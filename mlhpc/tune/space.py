@@ -59,7 +59,7 @@ class Axes:
 
 class Space:
     """The possible configurations of ``benchmark`` with ``preset`` and ``settings``. ``default``: the preset
-    itself, on the first of the numbers of ranks. ``candidates``: all possible configurations. ``points``: the
+    itself, on the first number in ``axes.ranks``. ``candidates``: all possible configurations. ``points``: the
     published presets that train the same network on the same data. ``staged``: whether runs stage their data.
 
     Raises UserError if the default is impossible, or if a requested value is impossible with all other values.

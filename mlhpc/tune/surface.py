@@ -71,8 +71,8 @@ class Surface(FrozenModel):
         return self.seconds_of(config) / best - 1
 
     def run(self, config: Config, name: str, seed: int, limit: float) -> Outcome:
-        """The outcome of a simulated run with noise, stopped after ``limit`` seconds; it is the same for the same
-        arguments."""
+        """The outcome of a simulated run with noise, stopped after ``limit`` seconds; the same arguments produce
+        the same outcome."""
         rng = np.random.default_rng([seed, zlib.crc32(f"{name} {config}".encode())])
         epochs = self.epochs_of(config) * math.exp(rng.normal(0, self.noise))
         epoch_s = self._epoch_s(config) * math.exp(rng.normal(0, 0.01))

@@ -16,7 +16,8 @@ _STATUS = {0: "accepted", 1: "not accepted", 3: "undecided"}
 
 
 def print_acceptance(accepted: Acceptance, console: Console) -> None:
-    """Print the times of all jobs, the metric, the required bandwidths, missing requirements, and the verdict."""
+    """Print the times of all jobs, the required bandwidths, the commands of jobs still to be run, the metric, and
+    the verdict."""
     tender = accepted.tender
     say(console, f"{tender.title}: {count(tender.system.nodes, 'node')} of {accepted.machine.title}", "bold")
     print_table(_times(accepted), console)

@@ -166,8 +166,8 @@ def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
 
 
 def _scaled(time: Time, machine: Machine, measured: Run, run: Run, nodes: int) -> Time:
-    """``time`` of the run ``measured``, scaled to ``run`` on ``nodes`` by the ratio of the predictions for the
-    two."""
+    """``time`` of the run ``measured``, scaled to ``run`` on ``nodes`` by the ratio of the two runs' predicted
+    times."""
     batch = measured.hyperparameters.global_batch_size
     if time.nodes == nodes and batch == run.hyperparameters.global_batch_size:
         return time
@@ -212,8 +212,8 @@ def _logged(checked: SetCheck, key: str) -> int | None:
 
 
 def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: Path) -> Time:
-    """The score of a set as a time, scaled to ``nodes`` and the batch size of ``run`` if the set's differ. Raises
-    UserError if the set has no score, or if its logs do not state its size."""
+    """The score of a set as a time, scaled to ``nodes`` and the batch size of ``run`` if the set has a different
+    size. Raises UserError if the set has no score, or if its logs do not state its size."""
     where = checked.results.path.relative_to(root).as_posix()
     if not isinstance(checked.score, Strong) or checked.score.minutes is None:
         raise UserError(f"{where} has no score: {checked.score.why}")

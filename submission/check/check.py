@@ -25,9 +25,9 @@ from mlhpc.submission.score.set_score import compare_set, division_of, has_own_t
 @dataclass(frozen=True)
 class SetCheck:
     """A set of runs and its findings. ``rules``: the name of the rules for the set (``rulesets.rules_of``), which
-    need not exist; ``complying``: number of the set's logs that pass the official compliance checker under these
-    rules, None without rules; ``excused``: number of logs that fail only because the preset's target is not the
-    official one; ``copy_of``: an earlier set with the same logs."""
+    the official tools may lack; ``complying``: number of the set's logs that pass the official compliance checker
+    under these rules, None without rules; ``excused``: number of logs that fail only because the preset's target
+    is not the official one; ``copy_of``: an earlier set with the same logs."""
 
     results: ResultSet
     rules: str
@@ -120,7 +120,7 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
 
 
 def complies(official: Sequence[Finding]) -> bool:
-    """Return whether a log complies for which the official compliance checker has the findings ``official``."""
+    """Return whether a log complies, given the findings ``official`` of the official compliance checker."""
     return all(finding.severity == "warning" for finding in official)
 
 
@@ -185,8 +185,8 @@ _OF_A_MISS = frozenset({"eval_error", "eval_accuracy", "run_stop", "status", "ta
 
 
 def _tolerated(finding: Finding) -> Finding:
-    """``finding``, on the one run that may miss the target; marked as expected if it is a consequence of the
-    missed target."""
+    """``finding``, which is about the one run that may miss the target. Its severity becomes "expected" if it is a
+    consequence of the missed target."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
     why = f"expected for one run per set, which counts as the slowest. Otherwise: {finding.remedy}"
@@ -225,8 +225,8 @@ def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding
 
 
 def _excused(finding: Finding, result: Result | None) -> Finding:
-    """``finding``, marked as expected if it is about the official target, which is built into the checker, and the
-    run met the different target of its open-division preset."""
+    """``finding``. Its severity becomes "expected" if it is about the official target, which is built into the
+    checker, and the run met the different target of its open-division preset."""
     official = target_in(finding)
     if official is None or result is None or result.division == "closed" or not result.target.reached:
         return finding

@@ -2,8 +2,8 @@
 
 The checkers are called through their Python API, under a guard (``official_guard.py``), because their command
 lines write logs into the working directory and package_checker always exits with status 0. The RCP checker,
-package_checker and result_summarizer write ``scaling.json`` into the folders that they read, so these three get a
-copy of the user's folders.
+package_checker and result_summarizer write ``scaling.json`` into the folders that they read, so these three work
+on a copy.
 """
 
 import json
@@ -158,8 +158,8 @@ def rcp_verdict(results: ResultSet, rules: str) -> tuple[bool, str]:
 
 
 def summary(results: ResultSet, rules: str) -> float | None:
-    """The score of result_summarizer for a set of a submission tree, in minutes: time to solution, or TTTa.
-    None if there is no score, for example if two logs of the set do not comply."""
+    """The score in minutes that result_summarizer computes for a set of a submission tree: time to solution, or
+    TTTa. None if there is no score, for example if two logs of the set do not comply."""
     from mlperf_logging.result_summarizer import result_summarizer
 
     if not _are_readable(results):

@@ -48,7 +48,7 @@ def exist(rules: str) -> bool:
 
 
 def without_rules(benchmark: str, rules: str) -> str:
-    """A text on why there are no rules."""
+    """The reason why there are no rules, as text."""
     if not rules:
         return f"MLPerf has no rules for {benchmark}"
     usage, _, ruleset = rules.partition("_")

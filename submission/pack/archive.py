@@ -83,8 +83,8 @@ def unpack(archive: Path, to: Path) -> Path:
     of the archive, is verified before the tree is renamed to its final name.
 
     Raises:
-    UserError: there is no such archive, it is damaged or was not written by this suite, or ``to`` already contains
-    this submission.
+        UserError: there is no such archive, it is damaged or was not written by this suite, or ``to`` already
+            contains this submission.
     """
     if not archive.is_file():
         raise UserError(f"{archive}: no such archive; pass one written by mlhpc pack")

@@ -28,7 +28,7 @@ def runs_of(results: ResultSet) -> list[RunDirectory]:
 
 
 def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """Finding if samples were divided among ranks but the system description does not say so."""
+    """A finding if samples were divided among ranks but the system description does not say so."""
     configured = [run.config for results in sets for run in runs_of(results) if run.config]
     cuts = [cut for config in configured if prod(cut := getattr(config.training, "spatial", ())) > 1]
     notes = f"{fields.get('hw_notes', '')} {fields.get('sw_notes', '')}"
@@ -103,7 +103,7 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
-    """Finding on runs that do not have the official target. A submission requires it, although the official
+    """A finding on runs that do not have the official target. A submission requires it, although the official
     checker does not in the open division of some benchmarks."""
     rules = score_rules(results.benchmark)
     if has_own_target(results) and results.target and rules:
@@ -122,7 +122,7 @@ def _first_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """Finding if the packed sources are not those that the runs used."""
+    """A finding if the packed sources are not those that the runs used."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.commit) for env in envs})

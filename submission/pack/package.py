@@ -84,7 +84,7 @@ def pack(
     there are errors, nothing is written, unless ``despite_errors``.
 
     Raises:
-    UserError: a path contains no run, ``out`` already contains this submission, or HPC and Training are mixed.
+        UserError: a path contains no run, ``out`` already contains this submission, or HPC and Training are mixed.
     """
     _require_request(org, out, ruleset)
     fields = read(system_file)

@@ -32,7 +32,7 @@ _NEAR = 0.05
 
 
 def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
-    """The chart like figure 1 of Farrell et al. 2021, in minutes and in fractions of the total."""
+    """A chart like figure 1 of Farrell et al. 2021, in minutes and as fractions of the total."""
     drawn = shown[:BARS]
     unit, scale = time_unit(max(e.total_s for e in drawn))
     sets = [
@@ -67,8 +67,8 @@ def _table(shown: Sequence[Entry]) -> Table:
 
 
 def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
-    """The charts like figure 2 of Farrell et al. 2021: epoch scaling and throughput scaling, which share the axis
-    of the batch size; None if no set in ``group`` has all quantities."""
+    """Charts like figure 2 of Farrell et al. 2021: epoch scaling and throughput scaling, which share the axis of
+    the batch size; None if no set in ``group`` has all quantities."""
     measured = [(e, m) for e in group if (m := e.measured)][:DETAILED]
     if not measured:
         return None
@@ -182,16 +182,16 @@ def _labels(rows: Sequence[dict[str, Any]], x: LogAxis, y: LogAxis) -> list[dict
 
 
 def _whisker(spread: Spread | None) -> dict[str, float]:
-    """The ends of a whisker at mean ± standard deviation, if there are enough runs; both are above 0, because the
-    axis is logarithmic."""
+    """The ends of a whisker at mean ± standard deviation, if there are enough runs; the lower end is kept above 0,
+    because the axis is logarithmic."""
     if not spread or not spread.has_interval or not spread.sd:
         return {}
     return {"x_low": max(spread.mean - spread.sd, spread.mean / 10), "x_high": spread.mean + spread.sd}
 
 
 def _times(minutes: Sequence[float]) -> list[tuple[float, str]]:
-    """Lines of equal time for times near the measured ``minutes``, each as epoch rate per epoch (1 / time in
-    hours) and a label."""
+    """Lines of equal time, for round times near the measured ``minutes``: for each line, the ratio of epoch rate
+    (epochs per hour) to epochs, and a label."""
     rounds = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 2880, 7200)
     near = [m for m in rounds if min(minutes) / 2.5 <= m <= max(minutes) * 2.5]
     return [(60 / m, seconds_text(60 * m)) for m in near]

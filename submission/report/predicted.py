@@ -129,7 +129,7 @@ def _measured_words(run: RunDirectory) -> str:
 
 
 def predicted_table(comparison: Beside) -> Table:
-    """The parts of the time, measured and predicted."""
+    """A table of the parts of a run's time, measured and predicted."""
 
     def interval(part: PredictedPart) -> str:
         if not part.predicted:
@@ -153,7 +153,7 @@ def predicted_table(comparison: Beside) -> Table:
 
 
 def what_if_table(answer: WhatIf) -> Table:
-    """The parts of the time, measured and recomputed with a change."""
+    """A table of the parts of a run's time, measured and recomputed with a change."""
     columns = (answer.measured, *answer.cases)
     keys = [key for key in PARTS if key in answer.measured.parts]
     rows = [(PARTS[key][0], [column.parts[key] for column in columns]) for key in keys]

@@ -38,7 +38,7 @@ _EPOCH = alt.X(
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:
-    """One stacked bar for the whole run, on a time axis."""
+    """A chart of the whole run as one stacked bar on a time axis."""
     seconds = {part.key: part.seconds or 0.0 for part in parts}
     unit, scale = time_unit(sum(seconds.values()))
     return plots.stacked_bars(
@@ -123,8 +123,8 @@ def _described(title: str, rows: Rows) -> str:
 
 
 def learning_curve(run: RunDirectory) -> Figure | None:
-    """The quality metric over the time since run_start, with staging marked; without a log, the metric over
-    epochs."""
+    """A chart of the quality metric over the time since run_start, with staging marked; without a log, the metric
+    over epochs."""
     target, log = run.target, run.log
     if target is None:
         return None
@@ -165,7 +165,7 @@ def learning_curve(run: RunDirectory) -> Figure | None:
 
 
 def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
-    """Seconds of each epoch, by part."""
+    """A chart of the seconds of each epoch, by part."""
     names = {key: PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
     rows = []
     for e in epochs:
@@ -180,8 +180,8 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def step_times(ranks: RankTable) -> Figure | None:
-    """Percentiles of the step time by epoch, for the rank with the smallest median in each epoch; steps of the
-    remaining ranks include more time waiting for data and for each other."""
+    """A chart of percentiles of the step time by epoch, for the rank with the smallest median in each epoch; steps
+    of the remaining ranks include more time waiting for data and for each other."""
     rows = [
         {
             "x": epoch,
@@ -198,7 +198,8 @@ def step_times(ranks: RankTable) -> Figure | None:
 
 
 def rank_spread(ranks: RankTable) -> Figure | None:
-    """The data wait of each rank; a histogram for more than ``MOST_COLUMNS`` ranks, and None for a single rank."""
+    """A chart of the data wait of each rank; a histogram for more than ``MOST_COLUMNS`` ranks, and None for a
+    single rank."""
     waits = ranks.of("data_wait_s")
     if len(waits) < 2:
         return None

@@ -174,7 +174,7 @@ def _processes(ranks: RankTable, bindings: Sequence[RankBinding]) -> list[Block 
 
 
 def _slowest(ranks: RankTable, bindings: Sequence[RankBinding]) -> Table | None:
-    """The ranks that waited longest for their own data; None if the chart shows every rank."""
+    """A table of the ranks that waited longest for their own data; None if the chart shows every rank."""
     waits = ranks.of("data_wait_s")
     if len(waits) <= run_charts.MOST_COLUMNS:
         return None

@@ -84,7 +84,7 @@ class Measured:
 @dataclass(frozen=True)
 class Cell:
     """A cell of a study: one combination of settings, with its measured runs and its failures. ``data``,
-    ``stage``: paths."""
+    ``stage``: paths of the data set and the staging folder."""
 
     path: Path
     settings: Mapping[str, Value]

@@ -160,9 +160,9 @@ def _interval(cell: StudyCell) -> str:
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
     """Speed-up and efficiency of ``cell`` relative to the cell with the fewest ranks and otherwise the same
-    settings; None without such a cell. Efficiency is speed-up divided by the ratio of ranks. Of the two batch
-    sizes, only one is among the settings compared: the local batch size under strong scaling, otherwise the global
-    one, is not (``study.read``)."""
+    settings; None without such a cell. Efficiency is speed-up divided by the ratio of ranks. Only one of the two
+    batch sizes is among the settings that must be the same: the global one in studies of strong scaling, otherwise
+    the local one (``study.read``)."""
     others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(_ranks(c), c.samples_per_s.mean) for c in same if c.samples_per_s and _ranks(c)]

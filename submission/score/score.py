@@ -175,7 +175,7 @@ def score_weak(
     total_scale: int | None = None,
     pruned: Sequence[Log] = (),
 ) -> Weak:
-    """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has removed.
+    """Throughput over the instances ``logs``; ``pruned``: the instances that the submitter has removed.
 
     Instances that did not converge do not count; of several instances with the same seed, only the first counts.
     Without ``total_scale`` (T, from the system description), T = M · S, as if all instances had run concurrently.

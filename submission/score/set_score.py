@@ -87,7 +87,7 @@ def division_of(results: ResultSet) -> str:
 
 
 def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Comparison | None:
-    """The set compared with the reference convergence points; None if there are none, or if the set has its
+    """Compare a set with the reference convergence points. None if there are no such points, or if the set has its
     own target."""
     rule = target_of(results)
     if rule is None or has_own_target(results):
@@ -291,7 +291,7 @@ def _system_fields(results: ResultSet) -> Iterator[Finding]:
 
 
 def _scale(results: ResultSet) -> Iterator[Finding]:
-    """Findings on compute units: the number of one run in the logs (S) must match the number in the system
+    """Findings on compute units: the number for one run in the logs (S) must fit the number in the system
     description (T)."""
     total = results.total_scale
     scales = {scale for log in results.condensed if (scale := instance_scale(log))}
