@@ -160,7 +160,7 @@ class DeepCam(schema.Run):
 
     @property
     def backward_passes(self) -> int:
-        """Passes per step: ``gradient_accumulation_frequency``."""
+        """Backward passes per step: ``gradient_accumulation_frequency``."""
         return self.hyperparameters.gradient_accumulation_frequency
 
     def between_evaluations(self, steps: int) -> Iterator[tuple[int, int]]:

@@ -162,7 +162,7 @@ class ResNet50(schema.Run):
 
     @property
     def backward_passes(self) -> int:
-        """Passes per step: ``gradient_accumulation_steps``."""
+        """Backward passes per step: ``gradient_accumulation_steps``."""
         return self.hyperparameters.gradient_accumulation_steps
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:

@@ -110,12 +110,12 @@ def _prefix(value: float) -> tuple[str, float]:
 
 
 def joules_text(joules: float | None) -> str:
-    """``81.23 kJ``; "incomplete" for None."""
+    """Energy as text, such as ``81.23 kJ``; "incomplete" for None."""
     return "incomplete" if joules is None else si_text(joules, "J", 4)
 
 
 def watts_text(watts: float) -> str:
-    """``1.234 kW``."""
+    """Power as text, such as ``1.234 kW``."""
     return si_text(watts, "W", 4)
 
 

@@ -25,7 +25,7 @@ STATE_DICT = "state_dict() of the PyTorch model"
 
 def main(options: argparse.Namespace) -> int:
     """Write the weights in a run's checkpoint to a safetensors file. Raises UserError if the run has no
-    checkpoint, if the checkpoint was not written by PyTorch, or if the file exists."""
+    checkpoint, if only the package of its benchmark can read the checkpoint, or if the file exists."""
     run, out = options.run, options.out
     require_new(out)
     saved, settings = saved_in(run)

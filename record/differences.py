@@ -48,7 +48,7 @@ class Entry(Protocol):
 
     @property
     def path(self) -> Path:
-        """The path of its runs."""
+        """The path of the set's runs."""
 
 
 class Difference(NamedTuple):

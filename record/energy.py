@@ -36,8 +36,8 @@ class Energy(Fields):
     usage: dict[Name, Number] = Field(default_factory=dict)
 
     def short_of_rules(self, kind: str) -> list[str]:
-        """The requirements of MLPerf Training's Power Measurement Rules that this measurement does not meet, out
-        of "Measure at the PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)",
+        """Reasons why this measurement does not meet MLPerf Training's Power Measurement Rules. The rules checked
+        are "Measure at the PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)",
         "Measure or Estimate Interconnects"."""
         gap = self.longest_gap_s or 0.0
         readings = "unknown number of" if self.readings is None else self.readings

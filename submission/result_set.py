@@ -58,7 +58,7 @@ class ResultSet:
 
     @cached_property
     def pruned(self) -> tuple[Log, ...]:
-        """The complete logs that the submitter has pruned from a weak set."""
+        """The complete logs of the instances that the submitter has pruned from a weak set."""
         return tuple(map(parse, self.pruned_paths))
 
     @cached_property

@@ -14,7 +14,7 @@ TONES = {"agrees": "good", "trend": "good", "contradicted": "error", "not run": 
 
 
 def listing(rows: Rows) -> Table:
-    """All figures with their verdicts."""
+    """A table of all figures with their verdicts."""
     return table(
         "papers",
         [(figure, judge(figure, measured)) for figure, measured in rows],
@@ -34,7 +34,7 @@ def counted(rows: Rows) -> Counter[str]:
 
 
 def comparison(figure: Figure, measured: Measured | None) -> Table:
-    """The printed numbers beside ours."""
+    """A table of the printed numbers and this suite's values."""
     values = measured.numbers if measured else {}
 
     def ours(number: Number) -> Cell:

@@ -75,7 +75,7 @@ class Figure(_Entry):
 
     @property
     def name(self) -> str:
-        """Name of its files."""
+        """The name, without suffix, of the figure's files."""
         return name_of(self.paper, self.label)
 
     @property
@@ -89,7 +89,7 @@ class Figure(_Entry):
 
     @property
     def command(self) -> str:
-        """The call that shows it."""
+        """The command that shows the figure."""
         return f'mlhpc papers {self.paper} "{self.label}"'
 
 

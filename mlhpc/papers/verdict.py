@@ -88,7 +88,7 @@ def _text(value: float | None) -> str:
 
 
 def record(figure: Figure, measured: Measured | None) -> dict[str, Any]:
-    """A figure as JSON."""
+    """A figure, its values and its verdict as JSON."""
     verdict = judge(figure, measured)
     values = measured.numbers if measured else {}
     keys: Sequence[str] = ("name", "printed", "unit", "quote", "tolerance")

@@ -77,7 +77,7 @@ class Result(NamedTuple):
 
 
 def sentences(result: Result, out: Path) -> list[str]:
-    """The result as sentences."""
+    """Sentences about the result."""
     space, winner, surface = result.space, result.winner, result.surface
     spent = sum(run.seconds for run in result.done) / result.done[0].seconds
     said = [f"{count(len(result.done), 'run')} of the search took as long as {spent:.1f} of the default"]
@@ -148,7 +148,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def page(result: Result, out: Path) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     first, *more = sentences(result, out)
     about = """For each batch size the choice with the shortest mean, with the range of its runs. Other choices of
         which every run reached the target are single marks."""

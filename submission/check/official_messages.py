@@ -97,7 +97,7 @@ def target_in(finding: Finding) -> float | None:
 
 
 def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> Finding:
-    """One message of mlp_compliance.py."""
+    """The finding for one message of mlp_compliance.py."""
     name = log.path.name
 
     def finding(key: str, where: str, expected: str, actual: str) -> Finding:
@@ -168,7 +168,7 @@ def _in_words(test: str, key: str) -> str:
 
 
 def _actual(test: str, record: Record | None, log: Log) -> str:
-    """The logged value that failed the checker's ``test``."""
+    """A description of the logged value that failed the checker's ``test``."""
     if record is None:
         return "a record that fails this"
     if test in _ORDER:
@@ -226,7 +226,7 @@ def package_message_findings(records: Sequence[logging.LogRecord], where: str) -
 
 
 def package_crash(where: str, error: BaseException) -> Finding:
-    """package_checker stopped with ``error``."""
+    """The finding that package_checker stopped with ``error``."""
     remedy = "fix the other findings first; the rules after this point were not checked"
     expected = "a set that package_checker can read to the end"
     return Finding("package/crash", "error", where, expected, why_it_stopped(error), remedy)

@@ -22,7 +22,7 @@ from mlhpc.submission.score.score import Weak
 
 
 def page(comparison: Comparison) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     sets, logs = len(comparison.entries), sum(e.logs for e in comparison.entries)
     return render(
         template="mlhpc.submission.report:comparison.html",
@@ -109,7 +109,7 @@ def _without_staging(entry: Entry) -> float | None:
 
 
 def _staging(shown: Sequence[Entry]) -> Table:
-    """Table 5."""
+    """A table like table 5 of Farrell et al. 2021, on staging."""
 
     def timed(entry: Entry) -> bool:
         return entry.staged == IN_CLOCK and entry.staging_s is not None

@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def missed(self) -> int:
-        """Number of measured runs that did not meet the target."""
+        """Number of runs that did not meet the target."""
         return sum(not run.converged for run in self.score.runs) if self.score else 0
 
     @property
@@ -120,7 +120,8 @@ class Entry:
 
     @property
     def problem(self) -> tuple[str, int | None, int | None, str, bool]:
-        """The key of the problem; sets of the same problem may share a chart."""
+        """A key that identifies the problem (benchmark, data set and, unless the data set is official, preset).
+        Sets of the same problem may share a chart."""
         own = "" if self.official or self.preset is None else self.preset
         return self.benchmark, *self.data_set, own, self.coarse
 

@@ -52,7 +52,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
 
 
 def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
-    """The charts of training by epoch; charts without data are omitted."""
+    """The charts of how training went, epoch by epoch; charts without data are omitted."""
     epochs = run.result.epochs if run.result else ()
     read = summary.data_rates(epochs)
     unit, scale = size_unit(max(read.values(), default=0.0))

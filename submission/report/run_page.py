@@ -306,7 +306,7 @@ def _hyperparameters(run: RunDirectory) -> Facts:
 
 
 def _nodes(machines: Sequence[Machine]) -> Table:
-    """One row for identical nodes."""
+    """A table of the nodes, with one row for identical nodes."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         accelerators = Counter(machine.accelerators)

@@ -71,9 +71,9 @@ def variability(study: Study) -> list[Figure]:
 
 
 def sample_times(study: Study) -> tuple[Figure | None, int]:
-    """A chart like Figs. 9 and 12 of Ibrahim and Oliker 2022, of the time per sample of the global batch, divided
-    into data wait and the rest, and the number of omitted cells. The chart is None unless settings of the input
-    pipeline were varied."""
+    """A chart like Figs. 9 and 12 of Ibrahim and Oliker 2022, and the number of omitted cells. The chart shows the
+    step time per sample of the global batch, divided into data wait and the rest. It is None unless settings of
+    the input pipeline were varied."""
     if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
         return None, 0
     rows = []

@@ -23,7 +23,7 @@ from mlhpc.submission.report.study_charts import title
 
 
 def page(study: Study) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     benchmark = str(study.cells[0].settings.get("benchmark", ""))
     variable, servers = study_charts.variability(study), servers_table(study)
     times, not_shown = study_charts.sample_times(study)
