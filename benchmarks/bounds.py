@@ -1,4 +1,5 @@
-"""The conditions in ``closed_free``: bounds within which a setting may be chosen."""
+"""Conditions from the table ``closed_free`` of a benchmark's TOML file: the bounds within which the closed
+division lets a setting be chosen."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,17 +25,17 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def within(value: Any, condition: Mapping[str, Any]) -> bool:
-    """Whether a number satisfies every part of a condition."""
+    """Return whether ``value`` satisfies every part of ``condition``."""
     return all(_HOLDS[name](value, limit) for name, limit in condition.items())
 
 
 def bounds(condition: Mapping[str, Any]) -> str:
-    """A condition of ``closed_free`` in words and symbols."""
+    """``condition``, from ``closed_free``, in words and symbols, such as "≥ 1 and a multiple of 8"."""
     if "one_of" in condition:
         return " or ".join(map(str, condition["one_of"]))
     return " and ".join(_SIGNS[name].format(limit) for name, limit in condition.items()) or "any value"
 
 
 def _is_whole(number: float) -> bool:
-    """Whether ``number`` is whole, apart from the rounding error of a division."""
+    """Return whether ``number`` is whole, apart from the rounding error of a division."""
     return math.isclose(number, round(number), rel_tol=1e-9, abs_tol=1e-9)

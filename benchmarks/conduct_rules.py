@@ -1,5 +1,5 @@
-"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init, seeds,
-number of runs. Each rule is a short function (``benchmarks/rules.py``)."""
+"""The rules of the closed division about the conduct of runs: where the data set is at the start, caches,
+initialisation, seeds and number of runs. Each rule is a short function (``benchmarks/rules.py``)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
 from mlhpc.quantities import duration_text
 
 INIT_LIMIT_S = 30 * 60
-"""Maximum seconds of init (training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml,
+"""Maximum seconds of initialisation (training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml,
 init_stop)."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
@@ -31,9 +31,9 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
     """Up to ruleset 2.0.0 the data set is on a shared file system at the start, and copying it to the nodes
-    is timed. Submitters may choose how it is copied, including which node reads it (`staging.read_once`) and
-    whether nodes exchange their shards between epochs (`staging.exchange`), provided that the clock
-    is running.
+    is timed. Submitters may choose how the data set is copied, including which node reads it (`staging.read_once`)
+    and whether nodes exchange their shards between epochs (`staging.exchange`), provided that the clock is
+    running.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """
@@ -61,7 +61,7 @@ def caches(context: RunContext) -> Iterator[Finding]:
 
 
 def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
-    """The published data set, not a simulated one.
+    """The data set is the published one, not a simulated one.
 
     Source: HPC rules, "Benchmarks" and "Data Set".
     """
@@ -75,7 +75,8 @@ def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
 
 
 def codec(context: RunContext) -> Iterator[Finding]:
-    """Samples contain the published values: another layout or a lossless codec is allowed, a lossy codec is not.
+    """Samples contain the published values: a different layout or a lossless codec is allowed, a lossy codec is
+    not.
 
     Source: training rules, "Data State at Start of Run" (reformatting may not change the information).
     """
@@ -92,7 +93,7 @@ def codec(context: RunContext) -> Iterator[Finding]:
 
 
 def init_time(context: RunContext) -> Iterator[Finding]:
-    """Init takes less than 30 minutes.
+    """Initialisation takes less than 30 minutes.
 
     Source: training rules, "Run Results"; mlperf-logging, hpc_2.0.0/common.yaml, init_stop.
     """

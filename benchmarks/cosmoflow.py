@@ -56,7 +56,8 @@ class Network(schema.Network):
 
 
 class Hyperparameters(schema.Hyperparameters):
-    """Named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""
+    """The hyperparameters of a run, named as in the MLPerf logging rules (mlperf-logging,
+    hpc_*/closed_cosmoflow.yaml)."""
 
     opt_name: Literal["sgd", "adam"] = "sgd"
     opt_momentum: float = Field(0.9, ge=0, lt=1)
@@ -77,7 +78,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """As in ``schema.Hyperparameters``; the meaning of the warm-up factor may differ."""
+        """Like ``schema.Hyperparameters.unclear``; reports the warm-up factor if its meaning may differ."""
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
             why = (
@@ -121,7 +122,7 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
     )
 
     def halvings(self, epoch: int) -> int:
-        """How many times the sides of a sample are halved for training in ``epoch``, counted from 1."""
+        """How many times each side of a sample is halved for training in ``epoch`` (epochs are counted from 1)."""
         for stage, last in enumerate(accumulate(self.coarse_epochs)):
             if epoch <= last:
                 return len(self.coarse_epochs) - stage
@@ -169,7 +170,8 @@ class CosmoFlow(schema.Run):
         return self
 
     def uncapturable(self) -> str:
-        """As in ``schema.Run``; a graph supports only one resolution."""
+        """Like ``schema.Run.uncapturable``; coarse epochs are also a reason, because a CUDA graph supports only
+        one resolution."""
         return (
             "training.coarse_epochs changes the size of samples"
             if self.training.coarse_epochs

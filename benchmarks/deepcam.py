@@ -28,8 +28,8 @@ class Simulation(schema.FrozenModel):
 
 
 class Data(schema.Data):
-    """``sample_shape``: rows (latitude), columns (longitude), channels; rows and columns must be divisible by
-    16."""
+    """The data set of a DeepCAM run. ``sample_shape``: rows (latitude), columns (longitude), channels; rows and
+    columns must be divisible by 16."""
 
     sample_shape: tuple[int, int, int]
     simulation: Simulation | None = None
@@ -52,7 +52,8 @@ class Network(schema.Network):
 
 
 class Hyperparameters(schema.Hyperparameters):
-    """Named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
+    """The hyperparameters of a run, named as in the MLPerf logging rules (mlperf-logging,
+    hpc_*/closed_deepcam*.yaml)."""
 
     batchnorm_group_size: PositiveInt = setting(1, "ranks that share batch-norm statistics")
     gradient_accumulation_frequency: PositiveInt = setting(1, "backward passes per step")
@@ -85,7 +86,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """As in ``schema.Hyperparameters``; it may be unclear whether the batch size counts accumulated passes."""
+        """Like ``schema.Hyperparameters.unclear``; reports the batch size if it may be per pass or per step."""
         passes = logged.get("gradient_accumulation_frequency", 1)
         if passes != 1 and "global_batch_size" in logged:
             why = (
@@ -95,8 +96,8 @@ class Hyperparameters(schema.Hyperparameters):
             yield "global_batch_size", why
 
     def logged(self) -> dict[str, object]:
-        """Keys and values as the rules require them in the log: only the keys of this optimizer and this
-        scheduler."""
+        """Keys and values that the rules require in the log, without those of optimizers and schedulers that are
+        not in use."""
         facts = self.model_dump(mode="json")
         lamb = ("opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm")
         cosine = ("scheduler_t_max", "scheduler_eta_min")
@@ -159,11 +160,12 @@ class DeepCam(schema.Run):
 
     @property
     def backward_passes(self) -> int:
-        """Passes per step: ``gradient_accumulation_frequency``."""
+        """Backward passes per step: ``gradient_accumulation_frequency``."""
         return self.hyperparameters.gradient_accumulation_frequency
 
     def between_evaluations(self, steps: int) -> Iterator[tuple[int, int]]:
-        """The ranges into which evaluations divide an epoch's ``steps``: the network is evaluated after each."""
+        """The ranges of steps between the evaluations of an epoch of ``steps`` steps; the network is evaluated
+        after each range."""
         every = steps if self.study.steps or not self.training.eval_steps else self.training.eval_steps
         for start in range(0, steps, every):
             yield start, min(start + every, steps)
@@ -178,7 +180,8 @@ class DeepCam(schema.Run):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """As in ``schema.Run``; caching samples and exchanging them cannot be combined."""
+        """Like ``schema.Run.require_startable``; also refuses caching combined with exchanged shards, and ranks
+        that ``batchnorm_group_size`` does not divide."""
         super().require_startable(ranks, staged=staged)
         if self.staging.exchange and self.loading.cache:
             raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")

@@ -1,4 +1,4 @@
-"""Violations of rules, found before a run by ``benchmarks/rules.py``, and after it by ``submission``."""
+"""Violations of rules, found before a run by ``benchmarks/rules.py`` and after a run by ``submission``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ class Finding:
     """One violation of a rule by a run.
 
     ``severity``: ``error`` (no score), ``expected`` (an error that the official checker reports and that this run
-    could not avoid, with the reason in ``remedy``) or ``warning`` (worth checking). ``where``: ``file:line``, a
+    could not avoid, for the reason in ``remedy``) or ``warning`` (worth checking). ``where``: ``file:line``, a
     file, or the key of a setting. ``source``: ``mlhpc``, or the official checker with its ruleset.
     """
 

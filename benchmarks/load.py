@@ -1,4 +1,4 @@
-"""Makes a ``Run`` from a benchmark's TOML file, a preset and ``--set key=value``."""
+"""Creates a ``Run`` from a benchmark's TOML file, a preset and ``--set key=value``."""
 
 import json
 import tomllib
@@ -18,8 +18,8 @@ from mlhpc.errors import UserError, did_you_mean, shown
 
 
 class BadSetting(UserError):
-    """An unknown setting, or one with an invalid value. ``key``: its dotted name; empty if several settings
-    conflict."""
+    """Raised for an unknown setting, or a setting with an invalid value. ``key``: the dotted name of the setting;
+    empty if several settings conflict."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -37,7 +37,8 @@ def presets(benchmark: str) -> dict[str, str]:
 
 def preset_version(benchmark: str, preset: str) -> int:
     """The version of ``preset``, which is incremented when a change makes earlier results incomparable with later
-    ones. It is in the table ``versions`` of the benchmark's TOML file; without an entry it is 1."""
+    ones. The table ``versions`` of the benchmark's TOML file lists the versions; a preset without an entry has
+    version 1."""
     return int(definition_of(benchmark).get("versions", {}).get(preset, 1))
 
 
@@ -61,11 +62,11 @@ def load(
 def load_file(
     path: Path, benchmark: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
 ) -> Run:
-    """The run that a ``config.toml`` describes, such as that of an earlier run, overridden first by ``tables`` of
-    settings and then by ``settings``.
+    """The run described by a ``config.toml``, for example from an earlier run's folder, overridden first by
+    ``tables`` of settings and then by ``settings``.
 
-    Raises UserError if the file cannot be read, is not a run's configuration, or belongs to another benchmark; the
-    message names the line of the setting.
+    Raises UserError if the file cannot be read, is not the configuration of a run, or belongs to a different
+    benchmark; the message names the line of the setting.
     """
     settings = list(settings)
     text, own = read_toml(path, "--config requires the config.toml of a run")
@@ -80,7 +81,7 @@ def load_file(
         above = [key for key, _ in dotted(dict(tables or {}))]
         above += [setting.partition("=")[0].strip() for setting in settings]
         if any(f"{key}.".startswith(f"{error.key}.") or key in _with_parents(error.key) for key in above):
-            raise  # the key overrides the file, or conflicts with it
+            raise  # the problem may be in ``tables`` or ``settings``, not in the file
         raise UserError(f"{at_line(path, text, error.key)}: {error}") from None
 
 
@@ -90,8 +91,8 @@ def dumps(run: Run) -> str:
 
 
 def loads(text: str) -> Run:
-    """The ``Run`` that :func:`dumps` wrote; for a benchmark that is not installed, only the settings that all runs
-    have.
+    """The ``Run`` in TOML text written by :func:`dumps`. If the benchmark is not installed, the ``Run`` contains
+    only the settings common to all benchmarks.
 
     Raises ValueError, with a reason in one line, if ``text`` does not describe a run of this version.
     """
@@ -111,14 +112,14 @@ def loads(text: str) -> Run:
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
-    """The benchmark's TOML file, unresolved; callers must not change it. Raises UserError for an unknown
-    benchmark."""
+    """The parsed content of the benchmark's TOML file, before settings are resolved; callers must not change it.
+    Raises UserError for an unknown benchmark."""
     return _parsed(registry.find(benchmark).definition)
 
 
 @cache
 def _parsed(definition: str) -> dict[str, Any]:
-    """The parsed file, cached because a check of the rules needs the tables twenty times."""
+    """The parsed TOML file, cached because one check of the rules reads its tables about twenty times."""
     package, _, file = definition.partition(":")
     return tomllib.loads(resources.files(package).joinpath(file).read_text("utf-8"))
 
@@ -131,7 +132,7 @@ def closed_table(benchmark: str, name: str) -> dict[str, Any]:
 
 
 def official_target(benchmark: str) -> Target:
-    """The target of the closed division, or, without a closed division, the benchmark's default target."""
+    """The target of the closed division; for a benchmark without a closed division, its default target."""
     target = Target(**definition_of(benchmark)["defaults"]["target"])
     fixed = closed_table(benchmark, "closed_fixes")
     names = (key.removeprefix("target.") for key in fixed if key.startswith("target."))
@@ -144,7 +145,7 @@ def runs_of_a_score(benchmark: str) -> int:
 
 
 def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
-    """The keys of the logging rules that are hyperparameters of ``benchmark``."""
+    """The names that the MLPerf logging rules use for the hyperparameters of ``benchmark``."""
     return run_class(benchmark).hyperparameter_keys()
 
 
@@ -158,20 +159,21 @@ def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def toml_value(value: Any) -> str:
-    """A value in TOML, on one line; for booleans, numbers, strings and lists this is the same as JSON."""
+    """``value`` as TOML on one line. The TOML and JSON of booleans, numbers, strings and lists are the same."""
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def at_line(path: Path, text: str, key: str) -> str:
-    """The position (file and line) of ``key``, or else of its table, in the file ``path``, whose content is
-    ``text``."""
+    """The position (file and line) of ``key`` in the file ``path``, whose content is ``text``; if the key is not
+    in the file, the position of its table."""
     lines = toml_lines(text)
     line = next((lines[name] for name in _with_parents(key) if name in lines), None)
     return f"{path}, line {line}" if line else str(path)
 
 
 def _with_parents(key: str) -> Iterator[str]:
-    """``key`` and the names of its parents: for ``a.b.c``, also ``a.b`` and ``a``. Nothing for an empty key."""
+    """Yield ``key``, then the tables that contain it: ``a.b.c``, ``a.b``, ``a``. Yield nothing for an empty
+    key."""
     while key:
         yield key
         key = key.rpartition(".")[0]
@@ -195,11 +197,12 @@ def run_class(benchmark: str) -> type[Run]:
 
 
 def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
-    """``tables`` with the benchmark's first framework if none is chosen, as in files of earlier versions."""
+    """``tables``, with the framework set to the benchmark's first one if none is set, as in files of earlier
+    versions."""
     benchmark = registry.find(str(tables["benchmark"]))
     training = tables.get("training", {})
     if not isinstance(training, dict):
-        return tables  # refused later like any value of a wrong type
+        return tables  # validation will refuse it
     chosen = training.get("framework") or benchmark.default_framework
     if not isinstance(chosen, str) or chosen not in benchmark.frameworks:
         options = did_you_mean(str(chosen), benchmark.frameworks)

@@ -11,12 +11,12 @@ def _tables() -> dict[str, dict[str, str]]:
 
 
 def meaning(key: str) -> str:
-    """The meaning of the setting ``key`` (dotted), empty if the file has none."""
+    """The meaning of the setting ``key`` (a dotted name); empty if ``meanings.toml`` has none."""
     return _of(key, "meanings")
 
 
 def unit(key: str) -> str:
-    """The unit of the setting ``key`` (dotted); empty for a pure number, a name or a switch."""
+    """The unit of the setting ``key`` (a dotted name); empty for a pure number, a name or a switch."""
     return _of(key, "units")
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks that mlhpc runs: the three built-in ones, and those of other installed packages.
+"""The benchmarks that mlhpc runs: three built-in benchmarks, and those that other installed packages add.
 
 A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a :class:`Benchmark`
 (docs/guide/adding_a_benchmark.md). A benchmark's code is specified as ``"package.module:object"`` and imported on
@@ -22,13 +22,14 @@ class Framework:
 
     ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start, and
     ``train(run, data, staged, seed, resume, world, log)``, which trains to the target: ``data`` is the data set,
-    ``staged`` the node-local folder to copy it to (None: read it in place), and ``resume`` the folder of a run to
-    continue; it raises UserError for errors that the user can fix. ``collectives``: what connects several ranks
-    ("none": only one rank is possible). ``packages``: the distributions that it runs on, starting with the one it
-    is named after. ``profiler``: the function ``profile(run, request, world)``, called by all ranks, which
-    measures training steps and returns a ``common.timing.profile.Profile``; empty if there is none. ``emulates``:
-    whether the trainer supports ``run.emulation``. ``extra``: mlhpc's extra that installs what it needs; empty for
-    benchmarks of other packages.
+    ``staged`` the node-local folder to which the data set is copied (None: it is read in place), and ``resume``
+    the folder of a run to continue; it raises UserError for errors that the user can fix. ``collectives``: the
+    library for communication between ranks ("none": only one rank is possible). ``packages``: the packages that
+    the implementation needs, starting with the package it is named after. ``profiler``: the function
+    ``profile(run, request, world)``, called by all ranks, which measures training steps and returns a
+    ``common.timing.profile.Profile``; empty if there is none. ``emulates``: whether the trainer supports
+    ``run.emulation``. ``extra``: mlhpc's extra that installs these packages; empty for benchmarks of other
+    packages.
     """
 
     trainer: str
@@ -42,7 +43,8 @@ class Framework:
 @dataclass(frozen=True)
 class Option:
     """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if
-    the user sets it. A ``type`` of bool is a flag; an int is refused below 1, a float that is not finite."""
+    the user sets it. An option whose ``type`` is bool is a flag; an int must be at least 1, and a float must be
+    finite."""
 
     name: str
     help: str
@@ -58,7 +60,7 @@ class Option:
 @dataclass(frozen=True)
 class DataTool:
     """A function that makes, converts or compares data, and its options in addition to the common ones.
-    ``codecs``: the possible values of ``mlhpc data convert --codec``; if ``default_codec``, the first one is the
+    ``codecs``: the possible values of ``mlhpc data convert --codec``; if ``default_codec``, the first codec is the
     default. ``archives``: whether the function accepts ``archive``, the number of samples to pack into a file."""
 
     function: str
@@ -71,9 +73,10 @@ class DataTool:
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """What ``mlhpc data bench`` needs: the ``module`` with the functions ``epoch(way, samples)`` and
-    ``files_of(data, samples)``; the default number of samples and batch size; the loaders and their sample types
-    (empty: only one). Samples of different loaders may differ by up to ``close`` on average."""
+    """What ``mlhpc data bench`` needs to know about a benchmark: the ``module`` with the functions ``epoch(way,
+    samples)`` and ``files_of(data, samples)``; the default number of samples and batch size; the loaders and their
+    sample types (empty: the benchmark has only one loader). Samples from two loaders may differ by up to ``close``
+    on average."""
 
     module: str
     samples: int
@@ -88,17 +91,18 @@ class Benchmark:
     """What mlhpc must know about a benchmark before loading its code.
 
     ``title``: its name in reports. ``definition``: its TOML file as ``"package:file"``. ``settings``: the class of
-    its runs (a subclass of :class:`mlhpc.benchmarks.schema.Run`). ``frameworks``: by name, the default first.
-    ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name in MLPerf's
-    rules; None if MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training that
-    includes it; None for a benchmark of MLPerf HPC. ``published_codec``: the name by which ``mlhpc study --vary
-    codec`` refers to the format in which the data set is published. ``show(sample, out)`` draws a sample, and may
-    return facts about it. ``servers_study``: the module that ``mlhpc study --vary parameter_servers`` starts;
-    empty if there is none. ``servers_check(run)`` raises UserError for settings that this study does not support,
-    without importing a framework. ``select(dataset, data)`` returns the part of a data set that a run needs, and
-    raises UserError if the data set is too small; empty: all of it is needed. ``check(run)`` raises UserError for
-    settings that contradict each other in ways that ``settings`` does not check, without importing a framework;
-    ``mlhpc run --dry-run`` and ``study`` call it, and a trainer's ``check`` must call it.
+    its runs (a subclass of :class:`mlhpc.benchmarks.schema.Run`). ``frameworks``: the implementations by name, the
+    default first. ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name
+    in MLPerf's rules; None if MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf
+    Training that includes it; None for a benchmark of MLPerf HPC. ``published_codec``: the name by which ``mlhpc
+    study --vary codec`` refers to the format in which the data set is published. ``show(sample, out)`` draws a
+    sample, and may return facts about it. ``servers_study``: the module that ``mlhpc study --vary
+    parameter_servers`` starts; empty if there is none. ``servers_check(run)`` raises UserError for settings that
+    this study does not support, without importing a framework. ``select(dataset, data)`` returns the part of a
+    data set that a run needs, and raises UserError if the data set is too small; empty: a run needs the whole data
+    set. ``check(run)`` raises UserError for settings that contradict each other in ways that ``settings`` does not
+    check, without importing a framework; ``mlhpc run --dry-run`` and ``study`` call it, and a trainer's ``check``
+    must call it.
     """
 
     name: str
@@ -120,17 +124,17 @@ class Benchmark:
 
     @property
     def logged_name(self) -> str:
-        """The value of ``submission_benchmark`` in its logs."""
+        """The value of ``submission_benchmark`` in logs of this benchmark."""
         return self.mlperf_name or self.name
 
     @property
     def default_framework(self) -> str:
-        """The framework that presets use, which is the first one."""
+        """The framework that presets use by default: the first in ``frameworks``."""
         return next(iter(self.frameworks))
 
     @property
     def default_extra(self) -> str:
-        """The extra (docs/reference/dependencies.md) that installs the default framework."""
+        """The mlhpc extra that installs the default framework (docs/reference/dependencies.md)."""
         return self.frameworks[self.default_framework].extra
 
 
@@ -278,7 +282,7 @@ RESNET50 = Benchmark(
         samples=512,
         batch=32,
         loaders=("threads", "workers", "dali"),
-        # Two normalised grey levels: DALI's decoder and resampling differ by half a level.
+        # Two of 255 grey levels, after normalisation: DALI's decoding and resampling differ by half a level.
         close=2 / (255 * 0.225),
     ),
     servers_study="mlhpc.resnet50.parameter_servers",
@@ -291,7 +295,7 @@ BUILT_IN = (COSMOFLOW, DEEPCAM, RESNET50)
 
 @cache
 def benchmarks() -> dict[str, Benchmark]:
-    """All benchmarks by name, the built-in ones first.
+    """All benchmarks by name, built-in benchmarks first.
 
     Raises UserError if an installed package's entry point cannot be loaded, is not a :class:`Benchmark`, or
     uses the name of another benchmark.
@@ -328,26 +332,27 @@ def find(name: str) -> Benchmark:
 
 
 def find_logged(name: str) -> Benchmark | None:
-    """The benchmark whose logs use ``name`` (MLPerf's name if it has one); None for an unknown name."""
+    """The benchmark that logs call ``name`` (MLPerf's name for it, or the suite's if MLPerf has none); None for an
+    unknown name."""
     return next((b for b in benchmarks().values() if name in (b.logged_name, b.name)), None)
 
 
 def logged_name(name: str) -> str:
-    """The value of ``submission_benchmark`` in logs of the benchmark ``name``; ``name`` itself if it is
-    unknown."""
+    """The value of ``submission_benchmark`` in logs of the benchmark ``name``; an unknown ``name`` is returned
+    unchanged."""
     benchmark = find_logged(name)
     return benchmark.logged_name if benchmark else name
 
 
 def our_name(name: str) -> str:
-    """The suite's name for the benchmark that logs call ``name``; ``name`` itself if it is unknown."""
+    """The suite's name for the benchmark that logs call ``name``; an unknown ``name`` is returned unchanged."""
     benchmark = find_logged(name)
     return benchmark.name if benchmark else name
 
 
 def title(name: str) -> str:
-    """The title, in reports, of the benchmark ``name`` (the suite's or MLPerf's name); ``name`` itself if it is
-    unknown."""
+    """The title used in reports for the benchmark ``name``, which may be the suite's or MLPerf's name; an unknown
+    ``name`` is returned unchanged."""
     benchmark = find_logged(name)
     return benchmark.title if benchmark else name
 

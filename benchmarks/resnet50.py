@@ -21,7 +21,8 @@ class Simulation(schema.FrozenModel):
 
 
 class Data(schema.Data):
-    """``sample_shape``: rows, columns, channels of an image as the network sees it, after cropping."""
+    """The data set of a ResNet-50 run. ``sample_shape``: rows, columns, channels of an image as the network sees
+    it, after cropping."""
 
     simulation: Simulation | None = None
 
@@ -34,7 +35,7 @@ class Data(schema.Data):
 
 
 class Network(schema.Network):
-    """ResNet-50 v1.5 is the benchmark; the other networks are for scaling studies."""
+    """The network to train. ResNet-50 v1.5 is the benchmark's; other networks are for scaling studies."""
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
@@ -45,18 +46,19 @@ class Network(schema.Network):
     def _stages(self) -> "Network":
         if len(self.blocks) not in (0, 4):
             raise ValueError(f"blocks {list(self.blocks)} must be empty or four numbers, one per stage")
-        if self.name == "resnet101" and self.blocks:  # a preset's: it would be ResNet-50's under another name
+        if self.name == "resnet101" and self.blocks:  # blocks of a preset are ResNet-50's
             raise ValueError(f"blocks {list(self.blocks)} replace those of resnet101; set network.blocks=[]")
         return self
 
 
 class Hyperparameters(schema.Hyperparameters):
-    """Named as in the MLPerf logging rules (mlperf-logging, training_4.0.0/closed_resnet*.yaml).
+    """The hyperparameters of a run, named as in the MLPerf logging rules (mlperf-logging,
+    training_4.0.0/closed_resnet*.yaml).
 
-    Names that begin with an optimizer apply to that optimizer; ``opt_learning_rate_warmup_epochs`` and
+    Names that begin with the name of an optimizer apply to that optimizer; ``opt_learning_rate_warmup_epochs`` and
     ``model_bn_span`` (logged as the images per backward pass of a rank) apply to sgd. The learning rate rises from
-    zero to the base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` steps that
-    follow.
+    zero to the base rate in the warm-up epochs, and falls to the end rate during the following ``decay_steps``
+    steps.
     """
 
     gradient_accumulation_steps: PositiveInt = setting(1, "backward passes per step")
@@ -78,7 +80,7 @@ class Hyperparameters(schema.Hyperparameters):
     lars_epsilon: float = setting(0.0, "added to the denominator of the trust ratio", ge=0)
 
     def logged(self) -> dict[str, object]:
-        """Keys and values as the rules require them in the log: only the keys of this optimizer."""
+        """Keys and values that the rules require in the log, without those of the optimizer that is not in use."""
         other = "lars_" if self.opt_name == "sgd" else "sgd_"
         unused = () if self.opt_name == "sgd" else ("opt_learning_rate_warmup_epochs",)
         facts = self.model_dump(mode="json")
@@ -108,9 +110,9 @@ class Training(schema.DdpTraining):
         return self
 
     def evaluates(self, epoch: int) -> bool:
-        """Whether there is an evaluation after ``epoch``, counted from 1: every ``epochs_between_evals`` epochs,
-        with an offset (mlcommons/training, image_classification, "Evaluation frequency"), and after the last
-        epoch."""
+        """Return whether an evaluation follows ``epoch`` (epochs are counted from 1): every
+        ``epochs_between_evals`` epochs, starting after ``eval_offset_epochs`` (mlcommons/training,
+        image_classification, "Evaluation frequency"), and always after the last epoch."""
         return epoch % self.epochs_between_evals == self.eval_offset_epochs or epoch == self.max_epochs
 
 
@@ -160,11 +162,11 @@ class ResNet50(schema.Run):
 
     @property
     def backward_passes(self) -> int:
-        """Passes per step: ``gradient_accumulation_steps``."""
+        """Backward passes per step: ``gradient_accumulation_steps``."""
         return self.hyperparameters.gradient_accumulation_steps
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """As in ``schema.Run``; packing requires staging."""
+        """Like ``schema.Run.require_startable``; also refuses ``staging.pack`` without staging."""
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
             raise UserError("staging.pack requires --stage; pass it, or set staging.pack=false")
@@ -172,7 +174,7 @@ class ResNet50(schema.Run):
 
 def require_servers(run: ResNet50) -> None:
     """Raise UserError for settings that a study with parameter servers does not support, because the servers own
-    parts of the weights, and the study has its own training loop."""
+    parts of the weights and the study has its own training loop."""
     hparams = run.hyperparameters
     for key, value, needed in (
         ("hyperparameters.opt_name", hparams.opt_name, "sgd"),
@@ -181,5 +183,5 @@ def require_servers(run: ResNet50) -> None:
         ("training.compile", run.training.compile, False),
     ):
         if value != needed:
-            chosen, only = (str(word).lower() for word in (value, needed))  # as --set writes them
+            chosen, only = (str(word).lower() for word in (value, needed))  # in the notation of --set
             raise UserError(f"{key}={chosen}: parameter servers require {key}={only}")

@@ -1,4 +1,4 @@
-"""What the rules of the closed division get as input, and how they report violations."""
+"""The input of the closed division's rules, and the form in which they report violations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ OPEN = "run with --set division=open"
 
 @dataclass(frozen=True)
 class RunContext:
-    """Facts about a run at the time when the rules are checked. Facts that are not known yet are None; rules about
-    them are skipped.
+    """Facts about a run when its rules are checked. A fact that is not yet known is None, and rules about it are
+    skipped.
 
     ``ruleset``: None means the newest one that times staging, which is the strictest. ``data_on``: type of the
     data set's file system. ``staged_before``: whether the staging target contains files of an earlier run.
-    ``facts``: those in the data set's manifest. ``evicted``: whether page caches were dropped before the run.
-    ``init_s``: seconds of init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and the planned number of
-    runs.
+    ``facts``: the contents of the data set's manifest. ``evicted``: whether page caches were dropped before the
+    run. ``init_s``: duration of initialisation in seconds. ``seeds`` and ``runs``: the seeds of a campaign's runs,
+    and the planned number of runs.
     """
 
     run: Run
@@ -42,13 +42,13 @@ class RunContext:
 
 
 def default_ruleset(benchmark: str) -> str:
-    """The newest ruleset that times staging; runs that comply with it also comply with the others."""
+    """The newest ruleset that times staging; a run that complies with it also complies with the other rulesets."""
     results = _results(benchmark)
     return str((results["staging_timed"] or results["rulesets"] or ["none"])[-1])
 
 
 def violation(where: str, expected: str, actual: str, remedy: str, severity: Severity = "error") -> Finding:
-    """A finding; ``rules.findings`` adds the name of the rule."""
+    """A finding without the name of the rule, which ``rules.findings`` adds."""
     return Finding("", severity, where, expected, actual, remedy)
 
 

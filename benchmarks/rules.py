@@ -1,11 +1,11 @@
-"""The rules of the closed division, most of them checked before a run starts.
+"""The rules of the closed division. Most of them are checked before a run starts.
 
-The official checker reads logs, so it reports violations only after the run, and only those visible in logs. The
+The official checker reads logs, so it reports violations only after a run, and only violations that logs show. The
 numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``, ``closed_results``),
 the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/reference/rules.md`` is generated from the
-rules: the first paragraph of a docstring is the requirement, the line ``Source:`` its origin. "HPC rules" are the
-MLPerf HPC training rules 3.0, and "training rules" the MLPerf training rules on which they build (both
-mlcommons/training_policies).
+rules: the first paragraph of a docstring is the requirement, the line ``Source:`` the requirement's origin. "HPC
+rules" are the MLPerf HPC training rules 3.0, and "training rules" the MLPerf training rules on which they build
+(both mlcommons/training_policies).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +57,7 @@ RULES: dict[When, tuple[Rule, ...]] = {
 
 
 def findings(context: RunContext) -> list[Finding]:
-    """The violations of the rules by a closed-division run, as far as they are known; empty for open runs."""
+    """The known violations of the rules by a run in the closed division; empty for a run in the open division."""
     if context.run.division != "closed":
         return []
     return [
@@ -69,7 +69,8 @@ def findings(context: RunContext) -> list[Finding]:
 
 
 def enforce(context: RunContext) -> list[Finding]:
-    """Raise UserError for the first error, because the run does not qualify as closed; returns the warnings."""
+    """Return the rule violations of severity "warning" or "expected". Raises UserError for the first violation of
+    severity "error", since the run then does not qualify as closed."""
     violations = findings(context)
     errors = [finding for finding in violations if finding.severity == "error"]
     if errors:
@@ -82,7 +83,7 @@ def enforce(context: RunContext) -> list[Finding]:
 
 
 def enforce_on_data(run: Run, facts: Mapping[str, Any]) -> None:
-    """``enforce`` for a run on a data set whose manifest has these ``facts``."""
+    """Call ``enforce`` for a run on a data set whose manifest contains ``facts``."""
     enforce(RunContext(run, facts=facts))
 
 

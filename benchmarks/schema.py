@@ -1,8 +1,9 @@
-"""The settings that the runs of all benchmarks have, fully resolved before a run starts.
+"""The settings common to the runs of all benchmarks, fully resolved before a run starts.
 
-What is specific to a benchmark is next to its TOML file: ``benchmarks/cosmoflow.py`` narrows these classes for
-``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The fields of ``Hyperparameters``
-are named like the keys of the MLPerf logging rules, so configuration, logs and rules use the same names.
+Settings of a single benchmark are in the module next to its TOML file: ``benchmarks/cosmoflow.py`` extends these
+classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The fields of
+``Hyperparameters`` are named like the keys of the MLPerf logging rules, so configuration, logs and rules use the
+same names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ CudaGraphs = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(
         lambda v: ("on" if v else "off") if isinstance(v, bool) else v
-    ),  # its form in earlier files
+    ),  # earlier files contain a boolean
 ]
 DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""
@@ -39,8 +40,8 @@ class FrozenModel(BaseModel):
 
 
 def setting(default: Any, meaning: str, *, only_in: str = "", **bounds: Any) -> Any:
-    """A field with its meaning and pydantic's ``bounds``, such as ``ge=0``. ``only_in``: the framework to which
-    the setting applies, if it applies only to one."""
+    """A field with its default, its meaning and pydantic's ``bounds``, such as ``ge=0``. ``only_in``: the
+    framework to which the setting applies; None if it applies to all frameworks."""
     extra: dict[str, JsonValue] | None = {"framework": only_in} if only_in else None
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
@@ -54,16 +55,17 @@ class Target(FrozenModel):
     higher_is_better: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Whether an evaluation of ``value`` meets the target: see :func:`meets`."""
+        """Return whether an evaluation with result ``value`` meets the target, as defined by :func:`meets`."""
         return meets(value, self.value, higher_is_better=self.higher_is_better)
 
 
 def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
-    """Whether ``value`` meets ``target``: an accuracy must reach it, an error must fall to it. NaN never meets it.
+    """Return whether ``value`` meets ``target``: an accuracy must be at least the target, an error at most the
+    target. NaN never meets a target.
 
-    Errors of zero or less do not count, and neither do accuracies above 1 if the target is at most 1
-    (mlperf-logging 4.1.68, hpc_2.0.0/closed_*.yaml): some published logs contain the error twice, the second time
-    negated.
+    Errors of zero or less never meet a target, nor do accuracies above 1 if the target is at most 1
+    (mlperf-logging 4.1.68, hpc_2.0.0/closed_*.yaml), because some published logs contain the error twice, the
+    second time negated.
     """
     if higher_is_better:
         return target <= value and (value <= 1 or target > 1)
@@ -84,23 +86,23 @@ class Network(FrozenModel):
 
 
 class Hyperparameters(FrozenModel):
-    """Named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
+    """The hyperparameters of a run, named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
     global_batch_size: PositiveInt = Field(description="samples per step over all ranks")
 
     def logged(self) -> dict[str, object]:
-        """Keys and values as they are logged."""
+        """The keys and values of the hyperparameters, as they are logged."""
         return self.model_dump(mode="json")
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """Keys whose values may have a different meaning in another implementation's log, with the reasons.
-        ``logged``: the hyperparameters in the log; values may have any type."""
+        """Yield each key whose value may have a different meaning in the log of a different implementation, and
+        the reason. ``logged``: the hyperparameters in that log; values may have any type."""
         yield from ()
 
 
 class Training(FrozenModel):
-    """Settings that belong neither to the rules' hyperparameters nor to the network."""
+    """Settings of training that are neither hyperparameters in the rules nor settings of the network."""
 
     framework: str = setting("", "the framework; empty: the benchmark's default")
     max_epochs: PositiveInt
@@ -124,7 +126,8 @@ class Training(FrozenModel):
         return self
 
     def _of_another_framework(self, name: str) -> str:
-        """The framework to which the setting ``name`` applies, if it is not the selected one; otherwise empty."""
+        """The only framework to which the setting ``name`` applies, if a different framework is selected;
+        otherwise empty."""
         marks = type(self).model_fields[name].json_schema_extra
         of = str(marks.get("framework", "")) if isinstance(marks, dict) else ""
         return of if of and self.framework and of != self.framework else ""
@@ -135,7 +138,7 @@ class Training(FrozenModel):
         return 1
 
     def exchange(self) -> dict[str, float]:
-        """Names and values, for the log, of the gradient exchange's settings that are set."""
+        """Names and values of the gradient-exchange settings that are set, for the log."""
         return {}
 
     def variables(self) -> dict[str, str]:
@@ -166,12 +169,13 @@ class DdpTraining(Training):
     )
 
     def exchange(self) -> dict[str, float]:
-        """The size of the gradient buckets, if set."""
+        """Like ``Training.exchange``: the size of the gradient buckets, if set."""
         own = {} if self.bucket_cap_mib is None else {"ddp_bucket_cap_mib": self.bucket_cap_mib}
         return super().exchange() | own
 
     def variables(self) -> dict[str, str]:
-        """As in ``Training``: with graphs, NCCL's watchdog must not inspect the collectives in them."""
+        """Like ``Training.variables``. With CUDA graphs, NCCL's watchdog must not inspect the collectives in the
+        graphs."""
         own = {} if self.cuda_graphs == "off" else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
         return super().variables() | own
 
@@ -190,8 +194,8 @@ class SpatialTraining(DdpTraining):
         return prod(self.spatial)
 
     def require_groups(self, ranks: int, batch: int) -> None:
-        """Raise UserError unless ``ranks`` ranks can form groups of ``spatial_size`` that share a global ``batch``
-        equally."""
+        """Raise UserError unless ``ranks`` ranks can be divided into groups of ``spatial_size`` ranks, and a
+        global ``batch`` equally among the groups."""
         group, cut = self.spatial_size, list(self.spatial)
         if group > 1 and self.compile:
             raise UserError(f"training.spatial={cut} requires compile=false")
@@ -229,7 +233,7 @@ class HorovodTraining(Training):
     )
 
     def exchange(self) -> dict[str, float]:
-        """The Horovod settings that are set."""
+        """Like ``Training.exchange``: the Horovod settings that are set."""
         names = ("fusion_threshold_mib", "cycle_time_ms", "hierarchical_allreduce")
         chosen = {name: getattr(self, name) for name in names}
         own = {f"horovod_{name}": value for name, value in chosen.items() if value is not None}
@@ -238,7 +242,7 @@ class HorovodTraining(Training):
         return super().exchange() | own
 
     def variables(self) -> dict[str, str]:
-        """Horovod's environment variables for the settings that are set here."""
+        """Like ``Training.variables``: Horovod's environment variables, for the settings that are set."""
         own = {}
         if self.fusion_threshold_mib is not None:
             own["HOROVOD_FUSION_THRESHOLD"] = str(round(self.fusion_threshold_mib * 2**20))  # bytes
@@ -287,7 +291,8 @@ class Loading(FrozenModel):
     prefetch: PositiveInt = setting(4, "maximum number of batches read ahead")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
-        """These settings, with the number of workers filled in for a rank with ``cores`` cores."""
+        """A copy of these settings in which ``workers``, if it is 0, is replaced by the default for a rank with
+        ``cores`` cores."""
         workers = self.workers or (max(1, min(16, cores)) if gpu else 2)
         return self.model_copy(update={"workers": workers})
 
@@ -302,8 +307,8 @@ class Study(FrozenModel):
     )
 
     def cut(self, steps: int) -> int:
-        """The number of training steps to take in an epoch of ``steps`` steps. Raises UserError if these are too
-        few, since reading a sample twice would measure the page cache."""
+        """The number of training steps to take in an epoch of ``steps`` steps. Raises UserError if the epoch has
+        fewer steps than the study needs: a second epoch would read from the page cache."""
         requested = self.warmup_steps + self.steps
         if not self.steps:
             return steps
@@ -340,7 +345,7 @@ class Submission(FrozenModel):
 
 
 class HyperparametersSource(FrozenModel):
-    """The log from which hyperparameters were taken (``mlhpc run --hyperparameters-from``)."""
+    """The log from which the hyperparameters of a run were taken (``mlhpc run --hyperparameters-from``)."""
 
     file: str = Field(description="file name of the log")
     sha256: str = Field(description="of the log")
@@ -357,8 +362,8 @@ class Run(FrozenModel):
     """One training run to target: all settings, fixed before it starts."""
 
     reads_while_staging: ClassVar[bool] = False
-    """Whether training can start before staging is complete. This requires that each file is located, in the
-    target or the source, only when it is read, and that files contain checksums."""
+    """Whether training can start before staging is complete. This requires that files contain checksums, and that
+    each file is located (in the staging target or the source) only when it is read."""
     exchanges_shards: ClassVar[bool] = False
     """Whether nodes can exchange their training files, which requires that all files or archives have the same
     number of samples."""
@@ -390,7 +395,7 @@ class Run(FrozenModel):
         return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
 
     def uncapturable(self) -> str:
-        """The setting that prevents the run's steps from being replayed as CUDA graphs; empty if there is none."""
+        """The reason why the run's steps cannot be replayed as CUDA graphs; empty if they can."""
         if self.backward_passes > 1:
             return "gradients are accumulated over several passes, but a graph covers only one"
         if self.training.spatial_size > 1:
@@ -404,8 +409,8 @@ class Run(FrozenModel):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """Raise UserError if the run cannot start with this number of ``ranks``, or requires staging but is not
-        ``staged``. Called before the output folder is created."""
+        """Raise UserError if the run cannot start with ``ranks`` ranks, or if its settings require staging but
+        ``staged`` is False. Called before the output folder is created."""
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
         if isinstance(self.training, SpatialTraining):
             self.training.require_groups(ranks, batch)
@@ -434,7 +439,7 @@ class Run(FrozenModel):
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:
-        """The keys of the logging rules that are hyperparameters of this benchmark."""
+        """The names that the MLPerf logging rules use for this benchmark's hyperparameters."""
         chosen = cls.model_fields["hyperparameters"].annotation
         assert isinstance(chosen, type) and issubclass(chosen, Hyperparameters)
         return tuple(chosen.model_fields)

@@ -36,7 +36,7 @@ def submitter(context: RunContext) -> Iterator[Finding]:
 
 
 def target(context: RunContext) -> Iterator[Finding]:
-    """The official target quality.
+    """The target quality is the official one.
 
     Source: HPC rules, "Benchmarks".
     """
@@ -44,7 +44,7 @@ def target(context: RunContext) -> Iterator[Finding]:
 
 
 def training_set(context: RunContext) -> Iterator[Finding]:
-    """The official training set, all of it.
+    """The run trains on the complete official training set.
 
     Source: HPC rules, "Closed Division"; for DeepCAM also mlperf-logging, hpc_2.0.0/closed_deepcam.yaml.
     """
@@ -60,7 +60,8 @@ def evaluation_set(context: RunContext) -> Iterator[Finding]:
 
 
 def evaluation_frequency(context: RunContext) -> Iterator[Finding]:
-    """The quality is evaluated as often as in the reference: after every epoch; for ResNet-50, after every fourth.
+    """The quality is evaluated as often as in the reference: after every epoch; for ResNet-50, after every fourth
+    epoch.
 
     Source: training rules, "Quality measure" (at the same frequency as the reference).
     """
@@ -76,7 +77,7 @@ def sample(context: RunContext) -> Iterator[Finding]:
 
 
 def network(context: RunContext) -> Iterator[Finding]:
-    """The reference's network; its number of parameters is verified again once it is built.
+    """The network is that of the reference. Its number of parameters is verified when the network has been built.
 
     Source: training rules, "Graph Definition".
     """
@@ -84,7 +85,7 @@ def network(context: RunContext) -> Iterator[Finding]:
 
 
 def preprocessing(context: RunContext) -> Iterator[Finding]:
-    """The reference's preprocessing: no other crops, resizing, standardisation or augmentation.
+    """Preprocessing is that of the reference: the crops, resizing, standardisation and augmentation are the same.
 
     Source: training rules, "Preprocessing During the Run".
     """
@@ -92,7 +93,7 @@ def preprocessing(context: RunContext) -> Iterator[Finding]:
 
 
 def optimizer(context: RunContext) -> Iterator[Finding]:
-    """The optimizer of the reference, unless the rules leave a choice.
+    """The optimizer is that of the reference, unless the rules allow a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters".
     """
@@ -100,10 +101,10 @@ def optimizer(context: RunContext) -> Iterator[Finding]:
 
 
 def momentum(context: RunContext) -> Iterator[Finding]:
-    """The momentum of SGD in the reference. Not checked by the official checker.
+    """The momentum of SGD is that of the reference. The official checker does not check this.
 
     Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum); training rules, "Hyperparameters"
-    (that of LARS is free from batches of 32768 on).
+    (the momentum of LARS is free for batches of 32768 or more).
     """
     yield from _fixed(context, "hyperparameters.opt_momentum", "hyperparameters.sgd_opt_momentum")
     chosen = context.run.hyperparameters
@@ -119,7 +120,7 @@ def momentum(context: RunContext) -> Iterator[Finding]:
 
 
 def epsilon(context: RunContext) -> Iterator[Finding]:
-    """The epsilon of Adam and LARS in the reference.
+    """The epsilon of Adam and LARS is that of the reference.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_deepcam.yaml and
     training_4.0.0/closed_resnet_lars.yaml.
@@ -128,7 +129,7 @@ def epsilon(context: RunContext) -> Iterator[Finding]:
 
 
 def lamb(context: RunContext) -> Iterator[Finding]:
-    """LAMB with bias correction, gradient averaging and norm clipping as in the reference.
+    """LAMB uses bias correction, gradient averaging and norm clipping as in the reference.
 
     Source: mlperf-logging, hpc_2.0.0/closed_deepcam_lamb.yaml.
     """
@@ -141,7 +142,7 @@ def lamb(context: RunContext) -> Iterator[Finding]:
 
 
 def schedule(context: RunContext) -> Iterator[Finding]:
-    """The learning-rate schedule of the reference, unless the rules leave a choice.
+    """The learning-rate schedule is that of the reference, unless the rules allow a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, training_4.0.0/closed_resnet_*.yaml.
     """
@@ -156,7 +157,8 @@ def schedule(context: RunContext) -> Iterator[Finding]:
 
 
 def training_method(context: RunContext) -> Iterator[Finding]:
-    """The training method of the reference: random initial weights, and every weight updated in every step.
+    """The training method is that of the reference: initial weights are random, and every step updates every
+    weight.
 
     Source: HPC rules, "Closed Division".
     """
@@ -164,7 +166,8 @@ def training_method(context: RunContext) -> Iterator[Finding]:
 
 
 def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
-    """Free hyperparameters are within their bounds, and no others are changed.
+    """Hyperparameters that may be chosen freely are within their bounds, and all others have the reference's
+    values.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters" (label
     smoothing 0 or 0.1); mlperf-logging, hpc_2.0.0/closed_*.yaml.
@@ -189,7 +192,7 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
 
 
 def computed_steps(context: RunContext) -> Iterator[Finding]:
-    """Training computes its steps; a run with emulated steps (`--compute`) is not training.
+    """Training steps are computed: a run with emulated steps (`--compute`) does not train.
 
     Source: training rules, "Training Loop" and "Run Results".
     """
@@ -208,8 +211,8 @@ def from_the_start(context: RunContext) -> Iterator[Finding]:
 
 
 def _fixed(context: RunContext, *keys: str, exclude: Sequence[str] = ()) -> Iterator[Finding]:
-    """A finding for each setting under ``keys`` that differs from ``closed_fixes``; a key that ends in a dot is a
-    whole table."""
+    """Yield a finding for each setting in ``keys`` whose value differs from the value in ``closed_fixes``. A key
+    that ends in a dot selects a whole table."""
     settings = context.run.model_dump(mode="json")
     for key, value in definition_of(context.run.benchmark).get("closed_fixes", {}).items():
         table, _, name = key.partition(".")

@@ -1,5 +1,5 @@
-"""Parses TOML from untrusted files, and finds the line of a key, for messages about its value, which the standard
-library's parser does not do."""
+"""Parses TOML from untrusted files, and finds the line of each key for messages, since the standard library's
+parser does not report lines."""
 
 import errno
 import re
@@ -22,13 +22,13 @@ _DOTTED = rf"({_PART}(?:\.[ \t]*{_PART})*)"
 _TABLE = re.compile(rf"\s*\[\s*{_DOTTED}\]")
 _KEY = re.compile(rf"\s*{_DOTTED}=")
 END = ""
-"""Key of the last line of the text."""
+"""Key under which ``toml_lines`` returns the last line of the text."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of the TOML ``text``. Raises ValueError if it is not TOML, is nested too deeply to parse, or
-    would take far more memory or time than a configuration: a table takes a kilobyte, and a key of n parts n²
-    steps."""
+    would take far more memory or time than a configuration: each table takes a kilobyte of memory, and a key of n
+    parts takes n² steps to parse."""
     if len(text) > LARGEST or sum(map(text.count, "[{,=")) > MOST_VALUES:
         raise ValueError(f"more than {binary_text(LARGEST)}, or more than {MOST_VALUES:,} values")
     if _DEEP.search(text):
@@ -40,8 +40,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, remedy: str) -> tuple[str, dict[str, Any]]:
-    """The text of a file, and its tables. Raises UserError, with the ``remedy``, if it cannot be read or is not
-    TOML."""
+    """The text of a TOML file and its parsed tables. Raises UserError, ending with ``remedy``, if the file cannot
+    be read or is not TOML."""
     try:
         if path.exists() and not path.is_file():  # reading a FIFO or a device might never end
             raise OSError(errno.EINVAL, "not a file")
@@ -54,7 +54,7 @@ def read_toml(path: Path, remedy: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_value(text: str) -> Any:
-    """The TOML value ``text``; a bare word is a string."""
+    """The value of the TOML expression ``text``; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -62,8 +62,9 @@ def parse_value(text: str) -> Any:
 
 
 def toml_lines(text: str) -> dict[str, int]:
-    """The line, counted from 1, of each ``[table]`` and ``table.key`` of the TOML ``text``, and of its
-    :data:`END`. Names are without the quotes and blanks around their parts. Keys in inline tables are left out."""
+    """The line number, from 1, of each ``[table]`` and ``table.key`` in the TOML ``text``, and the last line under
+    the key :data:`END`. Quotes and blanks around the parts of names are removed. Keys in inline tables are
+    omitted."""
     rows = text.splitlines()
     lines, table = {END: max(1, len(rows))}, ""
     for number, line in enumerate(rows, 1):
@@ -78,12 +79,13 @@ def toml_lines(text: str) -> dict[str, int]:
 def setting_problem(
     error: ValidationError, model: type[BaseModel], short: type[BaseModel] | None = None
 ) -> tuple[tuple[str, ...], str]:
-    """The key of the first problem with the settings of a ``model``, and the problem in one line. An unknown key
-    is reported before a missing one: it may be a misspelling of it. ``short``: as of :func:`setting_names`."""
+    """The key of the first problem with the settings of a ``model``, and a description of the problem in one line.
+    An unknown key is reported before a missing key, since it may be a misspelling of the missing key. ``short``:
+    see :func:`setting_names`."""
     problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     keys, value = [str(part) for part in problem["loc"]], problem["input"]
     if problem["type"] == "extra_forbidden":
-        while isinstance(value, dict) and value:  # an unknown table: its first key says what was meant
+        while isinstance(value, dict) and value:  # an unknown table: its first key shows what was meant
             key, value = next(iter(value.items()))
             keys.append(str(key))
         place = ".".join(keys)
@@ -97,8 +99,8 @@ def setting_problem(
 def setting_names(
     model: type[BaseModel], short: type[BaseModel] | None = None, prefix: str = ""
 ) -> list[str]:
-    """Dotted names of all settings of a ``model``. A ``short`` one in it is also written as a single value, and is
-    one setting."""
+    """Dotted names of all settings of a ``model``. A nested model of class ``short``, which a file may also write
+    as a single value, counts as one setting."""
     names = []
     for name, field in model.model_fields.items():
         inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]

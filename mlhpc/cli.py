@@ -1,4 +1,4 @@
-"""The command line. Commands import their modules when they run, so that ``--help`` is fast."""
+"""The command line. Modules are imported only when their command runs, so that ``--help`` is fast."""
 
 import argparse
 import errno
@@ -25,9 +25,9 @@ LONGEST = 8000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 negative result (findings), 2 user error, 3 target
-    missed, 128 plus the signal's number after a signal."""
-    is_program = argv is None  # as opposed to a call from Python, whose process is not ours
+    """Run one command and return its exit status: 0 for success, 1 for a negative result (findings), 2 for a user
+    error, 3 for a missed target, and 128 plus the signal's number after a signal."""
+    is_program = argv is None  # not a call from Python code, which owns its process
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet_before = os.environ.get(QUIET)
     options = argparse.Namespace()
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ[QUIET] = "1"  # in the environment, so that it reaches all ranks
         command = options.command
         status: int = (load_object(command) if isinstance(command, str) else command)(options)
-        sys.stdout.flush()  # here, where a closed pipe causes no traceback
+        sys.stdout.flush()  # in this block, which handles a closed pipe
         return status
     except (Exception, KeyboardInterrupt, Terminated) as error:
         known = _reported(error, options)
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str], options: argparse.Namespace) -> None:
-    """Add the options of the command line to ``options``. Raises UserError."""
+    """Parse the command line ``argv`` into ``options``. Raises UserError for an unknown argument or an invalid
+    value."""
     _, unknown = _parser().parse_known_args([word for word in argv if word != "--debug"], options)
     if unknown and hasattr(options, "parse_rest"):
         unknown = options.parse_rest(options, unknown)
@@ -69,7 +70,7 @@ def _parse(argv: Sequence[str], options: argparse.Namespace) -> None:
 
 def _reported(error: BaseException, options: argparse.Namespace) -> int | None:
     """Print a message about ``error`` and return the command's exit status. None if the command should end with a
-    traceback, as for unexpected errors and, with --debug, user errors."""
+    traceback: for unexpected errors and, with --debug, for user errors."""
     status = 2
     debug = "--debug" in getattr(options, "argv", ())  # the traceback of a command-line error is not useful
     match error:
@@ -137,7 +138,8 @@ STAGES = {
     "measure": ("study", "profile", "predict", "io"),
     "submit": ("campaign", "check", "score", "pack"),
 }
-"""The commands that a new user needs, at most 14, in the order of work. New commands belong in ``MORE``."""
+"""The commands that a new user needs, at most 14, grouped in the order of work. New commands belong in
+``MORE``."""
 MORE = {
     "settings": ("list", "rules", "scripts"),
     "of a run": ("diff", "trace", "export", "weights"),
@@ -146,10 +148,10 @@ MORE = {
 
 
 class Overview(Parser):
-    """The parser of ``mlhpc`` without a command, whose help shows the commands by ``STAGES``."""
+    """The parser of ``mlhpc`` itself. Its help groups the commands by ``STAGES``."""
 
     def format_help(self) -> str:
-        """The commands by stage, then those of ``MORE`` by name, then the options."""
+        """The help text: commands by stage, then the commands in ``MORE`` by name, then the options."""
         (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
         summaries = {choice.dest: choice.help for choice in commands._choices_actions}
         lines = [self.format_usage(), self.description or ""]

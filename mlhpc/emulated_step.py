@@ -1,4 +1,4 @@
-"""``mlhpc run --compute``: the duration of emulated steps, and the run that uses it."""
+"""``mlhpc run --compute``: determines the duration of emulated steps, and the run with such steps."""
 
 import os
 from pathlib import Path
@@ -12,16 +12,16 @@ from mlhpc.errors import UserError
 from mlhpc.record.events import read_events
 
 FORWARD = 1 / 3
-"""Time of an evaluation step relative to a training step with the same number of samples: a layer has three
-equally large products, one in the forward pass and two in the backward pass."""
+"""Time of an evaluation step relative to a training step with the same number of samples: a layer computes three
+matrix products of equal size, one in the forward pass and two in the backward pass."""
 
 
 def emulated(run: Run, compute: str, ranks: int) -> Run:
-    """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds per training step, the
-    folder of a run that measured them, or a machine known to ``mlhpc predict``. ``ranks``: the value of
-    ``--ranks``; a launcher's number takes precedence.
+    """``run``, changed to the open division and to steps that wait instead of computing. ``compute``: seconds per
+    training step, the folder of a run that measured them, or a machine known to ``mlhpc predict``. ``ranks``: the
+    value of ``--ranks``; if a launcher started the ranks, their number takes precedence.
 
-    Raises UserError if ``compute`` does not determine a time.
+    Raises UserError if no duration can be derived from ``compute``.
     """
     # Ranks that share a sample (training.spatial) count as one.
     together = run.training.spatial_size
@@ -40,7 +40,7 @@ def require_supported(run: Run) -> None:
 
 
 def refuse(run: Run, what: str) -> None:
-    """Raise UserError if ``run`` is emulated: ``what`` requires training."""
+    """Raise UserError if ``run`` has emulated steps, because ``what`` requires training."""
     if run.emulation.enabled:
         raise UserError(f"{what} requires training, but emulation.step_s replaces it; omit the setting")
 
@@ -59,8 +59,8 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
 
 
 def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
-    """The median training and evaluation steps of the run in ``folder``, over its epochs, on the rank where they
-    are shortest: the steps of other ranks contain more waiting for ranks and data."""
+    """The median durations of training and evaluation steps of the run in ``folder``, over its epochs, on the rank
+    where they are shortest; steps of the remaining ranks include more time waiting for data and for each other."""
     from mlhpc.record.run_directory import read
 
     measured = read(folder)
@@ -97,8 +97,8 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
 
 
 def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
-    """Seconds of a step (one backward pass) without its wait for input, on a rank with this local batch size, if
-    ``ranks`` accelerators of the machine ``name`` are used."""
+    """Predicted seconds per backward pass, excluding the wait for input, with ``local_batch_size`` samples on each
+    of ``ranks`` accelerators of the machine ``name``."""
     from mlhpc.perf.machines import known, machine
     from mlhpc.perf.prediction.model import predict, with_batch
 

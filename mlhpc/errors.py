@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """An error outside the program: a file, a flag, a machine.
+    """An error whose cause is outside the program: a file, an option, or the machine.
 
     The message is one line: what is wrong, where, and what to do. The command line prints it
     after ``mlhpc: `` and exits with status 2; ``--debug`` adds the traceback.
@@ -19,8 +19,8 @@ class UserError(Exception):
 
 
 class AlreadyReported(UserError):
-    """A ``UserError`` that another rank prints: rank 0 if all ranks raise it, otherwise the rank that reports this
-    one as lost."""
+    """A ``UserError`` that another rank prints: rank 0 if all ranks raise the error, otherwise the rank that
+    reports this rank as lost."""
 
 
 MISSED = 3
@@ -29,15 +29,15 @@ failed process, so that batch systems can tell the two apart."""
 
 
 class DeviceLost(UserError):
-    """The device of this process has failed. What is left on it cannot be freed, because destructors would
-    abort."""
+    """Raised when the device of this process has failed. Objects that remain on the device cannot be freed,
+    because their destructors would abort."""
 
 
 class Terminated(BaseException):
-    """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
+    """Raised when a signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
 
-    Like KeyboardInterrupt, this is not an Exception, because mlperf-logging catches exceptions raised while it
-    writes a record, and the run would continue.
+    Like KeyboardInterrupt, this class is not a subclass of Exception: mlperf-logging catches every Exception
+    raised while it writes a record, and the run would continue.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -51,12 +51,12 @@ EXTRAS = {
     "samples": ("matplotlib",),
     "tune": ("optuna",),
 }
-"""The extras other than those of benchmarks, each with the import names of packages that commands import only when
-they use them. Packages in install_requires are always installed."""
+"""The extras that do not belong to a benchmark, each with the import names of packages that commands import only
+when they use them. Packages in install_requires are always installed."""
 
 
 def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> str:
-    """A message on what to install, because ``what`` (a command or a benchmark) could not import a package.
+    """A message that says what to install if ``what`` (a command or a benchmark) could not import a package.
     ``extra``: the extra of the benchmark in question."""
     package = (error.name or "").partition(".")[0]
     extra = next((name for name, packages in EXTRAS.items() if package in packages), extra)
@@ -67,8 +67,8 @@ def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> s
 
 
 def install(extra: str) -> str:
-    """The command that adds ``extra`` to this mlhpc. mlhpc is on no package index, so the command names its
-    origin: the checkout, or the wheel that pip recorded in direct_url.json (PEP 610)."""
+    """The pip command that adds ``extra`` to this installation. mlhpc is on no package index, so the command names
+    the source of the installation: the checkout, or the wheel that pip recorded in direct_url.json (PEP 610)."""
     import json
     import shlex
     import shutil
@@ -110,8 +110,8 @@ MANY = 16
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The end of a message about an unknown ``word``: the most similar of ``choices``, or all of them; if more
-    than ``MANY``, dotted choices are grouped by table."""
+    """A hint for a message about an unknown ``word``: the most similar of ``choices``, or all choices. If there
+    are more than ``MANY``, dotted names are grouped by table."""
     options = sorted(choices)
     bare = {option.lstrip("-"): option for option in options}  # common dashes do not make options similar
     near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.5)
@@ -123,8 +123,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 class _Short(reprlib.Repr):
-    """A ``repr`` of a few parts of a value, at most two levels deep, since aliases can make a value larger than
-    memory."""
+    """A ``repr`` that shows only a few parts of a value, at most two levels deep, because a value with aliases may
+    be larger than memory when written out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,11 +135,11 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """``repr`` of a value from a file, for a message, of at most a few hundred characters for any value."""
+    """The ``repr`` of a value from a file, limited to a few hundred characters, for use in a message."""
     return _Short().repr(value)
 
 
 def few(texts: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first ``most`` of ``texts`` and the number of the others: ``A, B, C and 997 more``."""
+    """The first ``most`` of ``texts`` and the number of remaining ones: ``A, B, C and 997 more``."""
     more = len(texts) - most
     return between.join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")

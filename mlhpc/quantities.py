@@ -1,14 +1,16 @@
 """Numbers as text, and texts as numbers: sizes, times, rates and counts, written the same way everywhere.
 
-Sizes of files and of memory are in SI units (``bytes_text``: 1 GB is 10⁹ bytes), on hosts as on accelerators.
-Binary units (``binary_text``: 1 GiB is 2³⁰ bytes) are for powers of two by definition: limits in the code,
-settings with MiB in their name, edges of histograms. Figures from vendors' tools and MLPerf's system descriptions
-are not converted. Numbers have three significant digits, commas between groups of three, and no powers of ten.
+Sizes of files and of memory, on hosts and accelerators, are in SI units (``bytes_text``: 1 GB is 10⁹ bytes).
+Binary units (``binary_text``: 1 GiB is 2³⁰ bytes) are for quantities that are powers of two by definition: limits
+in the code, settings with MiB in their name, edges of histograms. Figures from vendors' tools and MLPerf's system
+descriptions are not converted. Numbers have three significant digits, commas between groups of three, and no
+powers of ten.
 
 Quantities in files and options are a number (``16``, ``1.5``, ``2e3``) and a unit, with or without a blank:
 
-- bytes: ``B`` with k, M, G, T, P or E (powers of 1000), or Ki, Mi, Gi, Ti, Pi or Ei (of 1024); after a prefix up
-  to P the B may be left out: ``512G``, ``256 KiB``. The first letter may be upper or lower case, in rates too.
+- bytes: ``B`` with k, M, G, T, P or E (powers of 1000), or Ki, Mi, Gi, Ti, Pi or Ei (powers of 1024). After a
+  prefix up to P, the B may be omitted: ``512G``, ``256 KiB``. The first letter may be upper or lower case, also in
+  rates.
 - bytes/s: the same with ``B/s``. FLOP/s: ``FLOP/s`` with k to E.
 - s: ``ns``, ``us`` or ``µs``, ``ms``, ``s``, ``min``, ``h``, ``d``.
 - a share: a number without a unit, or with ``%``.
@@ -42,13 +44,14 @@ _EXAMPLE = {
     "a share": "0.31",
 }
 _SHOWN_FROM = {"d": 2 * 86400.0, "h": 7200.0, "min": 300.0}
-"""Seconds from which a time is shown in each of these units; the other units are used from one unit on."""
+"""Smallest number of seconds that is shown in each of these units; every other unit is used from one unit on."""
 _ROUNDS_TO_ONE = 0.9995
 
 
 def parse_quantity(text: str, dimension: Dimension, bare: str = "") -> float:
-    """The value of ``text`` in bytes, bytes/s, FLOP/s, seconds or as a share, by the grammar above. ``bare``: the
-    unit of a number without a unit, if that is allowed. Raises ValueError with the reason."""
+    """The value of ``text`` in bytes, bytes/s, FLOP/s or seconds, or as a share, by the grammar in this module's
+    docstring. ``bare``: the unit assumed for a number without a unit; empty if a unit is required. Raises
+    ValueError, with the reason, for invalid text."""
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
     units, example = _UNITS[dimension], _EXAMPLE[dimension]
     unit = (match[2] if match else None) or bare
@@ -68,7 +71,7 @@ def parse_quantity(text: str, dimension: Dimension, bare: str = "") -> float:
 
 
 def text_of(value: float, dimension: Dimension) -> str:
-    """The inverse of ``parse_quantity``, with three digits."""
+    """The inverse of ``parse_quantity``: a value as text with three digits and its unit."""
     if dimension == "s":
         return seconds_text(value)
     if dimension == "a share":
@@ -77,8 +80,8 @@ def text_of(value: float, dimension: Dimension) -> str:
 
 
 def digits(value: float | None, significant: int = 3) -> str:
-    """``3.62``, ``36.2``, ``362``, ``3,617``: at least ``significant`` digits, without trailing zeros; empty for
-    None and non-finite values."""
+    """A number with at least ``significant`` digits and without trailing zeros, such as ``3.62``, ``36.2``,
+    ``362`` or ``3,617``; empty for None and non-finite values."""
     if value is None or not math.isfinite(value):
         return ""
     decimals = significant - 1 - math.floor(math.log10(abs(value))) if value else 0
@@ -87,12 +90,13 @@ def digits(value: float | None, significant: int = 3) -> str:
 
 
 def four_digits(value: float | None) -> str:
-    """``digits`` with four significant digits, as a function for a column."""
+    """Like ``digits`` with four significant digits; a function to format a table column."""
     return digits(value, 4)
 
 
 def si_text(value: float | None, unit: str, significant: int = 3) -> str:
-    """``12.3 kJ``, with the prefix for which the number is from 1 to 999; "not known" for None and infinity."""
+    """A value in SI units, such as ``12.3 kJ``, with the prefix for which the number is from 1 to 999; "not known"
+    for None and infinity."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     prefix, factor = _prefix(float(f"{value:.{significant}g}"))
@@ -106,29 +110,29 @@ def _prefix(value: float) -> tuple[str, float]:
 
 
 def joules_text(joules: float | None) -> str:
-    """``81.23 kJ``; "incomplete" for None."""
+    """Energy as text, such as ``81.23 kJ``; "incomplete" for None."""
     return "incomplete" if joules is None else si_text(joules, "J", 4)
 
 
 def watts_text(watts: float) -> str:
-    """``1.234 kW``."""
+    """Power as text, such as ``1.234 kW``."""
     return si_text(watts, "W", 4)
 
 
 def bytes_text(size: float | None, per: str = "") -> str:
-    """``25.3 GB``, or with ``per="/s"`` ``25.3 GB/s``, in SI units."""
+    """Bytes in SI units: ``25.3 GB``, or ``25.3 GB/s`` with ``per="/s"``."""
     return si_text(size, f"B{per}")
 
 
 def binary_text(size: float) -> str:
-    """``16 MiB``: for sizes that are powers of two by definition."""
+    """Bytes in binary units, such as ``16 MiB``, for sizes that are powers of two by definition."""
     fitting = (prefix for prefix in reversed(_IEC) if size >= _ROUNDS_TO_ONE * _IEC[prefix])
     prefix = next(fitting, "")
     return f"{digits(size / _IEC.get(prefix, 1.0))} {prefix}B"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``8.62 ms``, ``46.8 s``, ``12.3 min``, ``5.1 h``: one number and one unit."""
+    """A time as one number and one unit, such as ``8.62 ms``, ``46.8 s``, ``12.3 min`` or ``5.1 h``."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     for unit, factor in _SECONDS.items():
@@ -138,8 +142,8 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """A measured time: below 5 minutes like ``seconds_text``, to tenths of a second; above, like ``25 min 46.9
-    s``, ``5 h 27 min``, ``3 d 4 h``."""
+    """A measured time as text: below 5 minutes, in seconds as by ``seconds_text``; above, in two units, such as
+    ``25 min 46.9 s``, ``5 h 27 min`` or ``3 d 4 h``."""
     if seconds is None or not 100 <= seconds < math.inf:
         return seconds_text(seconds)
     tenths = round(10 * seconds)
@@ -159,40 +163,42 @@ def _two(number: int, per_large: int, per_small: int, large: str, small: str) ->
 
 
 def minutes(seconds: float | None) -> str:
-    """``25.7812``, as scores are stated; empty for None."""
+    """Seconds as minutes with four decimals, such as ``25.7812``, the form in which scores are stated; empty for
+    None."""
     return "" if seconds is None else f"{seconds / 60:.4f}"
 
 
 def size_unit(size: float) -> tuple[str, float]:
-    """The unit for an axis up to ``size`` bytes, and its bytes."""
+    """The unit for an axis up to ``size`` bytes, and the number of bytes in that unit."""
     prefix, factor = _prefix(size)
     return f"{prefix}B", factor
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit for an axis up to ``seconds``, and its seconds."""
+    """The unit for an axis up to ``seconds``, and the number of seconds in that unit."""
     if seconds < 300:
         return "s", 1.0
     return ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
 
 
 def whole(value: float | None, none: str = "not logged") -> str:
-    """``262,144``; ``none`` for None and non-finite values."""
+    """A whole number as text, such as ``262,144``; ``none`` for None and non-finite values."""
     return none if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
 def count(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``, ``1,024 ranks``: for nouns whose plural ends in s."""
+    """A number and a noun, such as ``1 rank``, ``2 ranks`` or ``1,024 ranks``; the noun's plural must end in s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def decimals(value: float) -> int:
-    """Number of decimals that shows ``value`` with about four digits."""
+    """The number of decimals with which ``value`` has about four digits."""
     return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
 
 
 def plain(value: float | None) -> str:
-    """A number for a column, with about four digits and fixed decimals: ``36.20``, ``1,024``; empty for None."""
+    """A number as text for a table column, with about four digits and fixed decimals: ``36.20``, ``1,024``; empty
+    for None."""
     if value is None or not math.isfinite(value):
         return ""
     if 0 < value < 0.001:

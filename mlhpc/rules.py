@@ -1,4 +1,4 @@
-"""``mlhpc rules``: the rules of the closed division, and their violations by a planned run."""
+"""``mlhpc rules``: shows the rules of the closed division, and which of them a planned run violates."""
 
 import argparse
 from collections.abc import Sequence
@@ -66,7 +66,8 @@ def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
 
 
 def violations(options: argparse.Namespace) -> list[Finding] | None:
-    """The violations of a planned run, from its settings and the data set's manifest; None in the open division.
+    """The violations of a planned run, found from the run's settings and the data set's manifest; None for a run
+    in the open division.
 
     Raises UserError for invalid settings, and for a ruleset that the benchmark does not have.
     """
@@ -88,7 +89,8 @@ def violations(options: argparse.Namespace) -> list[Finding] | None:
 
 
 def print_violations(violations: list[Finding] | None, name: str, console: Console) -> int:
-    """Print the violations of the planned run ``name``. Returns the exit status: 0 if it could start."""
+    """Print the violations of the planned run ``name``. Returns the exit status: 0 if the run could start,
+    otherwise 1."""
     if violations is None:
         console.print(f"{name}: these rules do not apply to the open division")
         return 0
@@ -152,8 +154,8 @@ def _closed(benchmark: str) -> dict[str, Any]:
 
 
 def _ruleset(benchmark: str, ruleset: str | None) -> str:
-    """The requested ``ruleset``, or the benchmark's default. A benchmark of MLPerf Training has only one ruleset
-    here, which is also used if an HPC ruleset is requested. Raises UserError for an unknown ruleset."""
+    """The requested ``ruleset``, or the benchmark's default. A benchmark of MLPerf Training has only one ruleset,
+    which is used even if an HPC ruleset is requested. Raises UserError for an unknown ruleset."""
     known = _closed(benchmark)["closed_results"]["rulesets"]
     if ruleset is None or (registry.find(benchmark).training_ruleset and ruleset in HPC):
         return default_ruleset(benchmark)

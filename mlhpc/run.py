@@ -1,4 +1,4 @@
-"""``mlhpc run``: trains to target and records the run in its folder. Start reading at ``main``."""
+"""``mlhpc run``: trains to the target and records the run in its folder. Start reading at ``main``."""
 
 import argparse
 import itertools
@@ -57,8 +57,8 @@ from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The paths of a run. ``stage`` None: the data set is read in place. ``out`` None: the first free number under
-    ``results/``."""
+    """The paths of a run. ``stage`` None: the data set is read in place. ``out`` None: a new folder under
+    ``results/`` with the first unused number."""
 
     data: Path
     stage: Path | None
@@ -67,10 +67,10 @@ class RunPaths:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prepare, train and conclude. Returns the exit status: 0 if the target was met or steps were emulated,
-    otherwise MISSED.
+    """Prepare the run, train, and conclude the run. Returns the exit status: 0 if the target was met or steps were
+    emulated, otherwise MISSED.
 
-    Raises UserError; a run that has started is then logged as aborted.
+    Raises UserError if the run cannot start or fails; if it has started, it is logged as aborted.
     """
     run, paths = requested(options)
     warn_of_launcher(options.ranks)
@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> int:
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
             except BaseException:
-                with suppress(UserError):  # on a full disk this fails as well
+                with suppress(UserError):  # on a full disk, this fails as well
                     conclusion.write()
                 raise
             events, result = conclusion.write()
@@ -122,7 +122,7 @@ def _first_line(run: Run, out: Path, world: World) -> str:
 
 
 def _import_trainer(run: Run, framework: registry.Framework, world: World) -> ModuleType:
-    # From a busy or shared file system, this can take longer than everything else before the clock starts.
+    # On a busy or shared file system, the import can take longer than everything else before the clock starts.
     waiting = Timer(FIRST_S - 1, lambda: sys.stderr.write(f"importing {run.training.framework} ...\n"))
     if world.rank == 0 and not os.environ.get(QUIET):
         waiting.start()
@@ -135,11 +135,11 @@ def _import_trainer(run: Run, framework: registry.Framework, world: World) -> Mo
         waiting.cancel()
 
 
-# Act 1: errors are detected as early as possible, before the run has a folder.
+# Before the run: errors are detected as early as possible, before the run has a folder.
 
 
 def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
-    """The settings and paths from the command line. Raises UserError."""
+    """The settings and paths from the command line. Raises UserError if they are invalid."""
     run = load_run(
         options.benchmark,
         options.preset,
@@ -168,16 +168,16 @@ def prepare(
     world: World,
     binding: Mapping[str, Any] | None = None,
 ) -> tuple[Path, int, Eviction | None]:
-    """Create the run's folder with ``config.toml`` and ``env.json``. Returns the folder, the seed, and what was
-    dropped from the page caches (None: not requested). Called by all ranks. ``binding``: this rank's binding
-    before libraries were imported.
+    """Create the run's folder with ``config.toml`` and ``env.json``. Returns the folder, the seed, and which data
+    was dropped from the page caches (None: not requested). Called by all ranks. ``binding``: the cores to which
+    this rank was bound before libraries were imported.
 
     Raises UserError if the rules forbid the run, the data set does not exist, or the folder contains results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, drop)))[0], world)
     source = run.hyperparameters_from
     if world.rank == 0 and source and not os.environ.get(QUIET):
-        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # it may be any text in a config.toml
+        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # a config.toml may contain any text
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
@@ -212,8 +212,8 @@ def warn_of_launcher(ranks: int) -> None:
 
 
 def seed_of(folder: Path, run: Run) -> int:
-    """The seed of the run in ``folder`` that ``run`` resumes or, with more epochs, extends. Raises UserError that
-    names the settings if others differ."""
+    """The seed of the run in ``folder`` that ``run`` resumes or, with more epochs, extends. Raises UserError,
+    naming the settings, if any other setting differs."""
     saved, saved_run = saved_in(folder)
     before, now = (
         dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
@@ -240,7 +240,8 @@ def saved_in(folder: Path) -> tuple[checkpoint.Checkpoint, Run]:
 
 
 def extended_from(folder: Path | None, run: Run) -> int | None:
-    """``training.max_epochs`` of the run in ``folder`` if ``run``, which resumes it, has more; else None."""
+    """``training.max_epochs`` of the run in ``folder`` if ``run``, which resumes that run, has more epochs;
+    otherwise None."""
     if folder is None:
         return None
     before = saved_in(folder)[1].training.max_epochs
@@ -248,7 +249,8 @@ def extended_from(folder: Path | None, run: Run) -> int | None:
 
 
 def _check_stage(stage: Path | None) -> None:
-    """Check the staging folder early; staging checks it again, after the run has a folder. Raises UserError."""
+    """Check the staging folder early; staging checks it again once the run has a folder. Raises UserError for an
+    unsuitable folder."""
     if stage is None:
         return
     remedy = "choose another --stage"
@@ -263,17 +265,17 @@ def _check_stage(stage: Path | None) -> None:
 
 
 def _warn_of_memory(run: Run, world: World) -> None:
-    """Warn if memory may not suffice, because the kernel kills ranks that exceed it without any message from
-    them."""
+    """Warn if memory may not suffice, because the kernel kills a rank that runs out of memory, and the rank prints
+    no message."""
     need = memory_need(run, world.size, world.local_size) if world.rank == 0 else None
     if need and not need.fits:
         sys.stderr.write(f"mlhpc: warning: memory: {need}: the kernel may kill the run; {REMEDY}\n")
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:
-    """A folder for the results. Results are never overwritten: the process that creates ``run.log`` first
-    owns the folder, even if two runs start at the same time. What a run left that ended before training does not
-    count as results, so a corrected command can reuse the folder."""
+    """Create or reuse a folder for the results. Results are never overwritten: the process that creates
+    ``run.log`` first owns the folder, even if two runs start at the same time. Files of a run that ended before
+    training do not count as results, so a corrected command can reuse the folder."""
     occupied = "{} contains the results of another run; choose another --out, or move it away"
     numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in itertools.count(1))
     out = requested or next(path for path in numbered if not path.exists())
@@ -314,16 +316,16 @@ def _threads_variable(run: Run) -> str:
 
 
 def dataset_of(run: Run, data: Path, world: World) -> Manifest:
-    """The manifest of the part of the data set that the run needs. Called by all ranks. Raises UserError, the same
-    on all."""
+    """The manifest of the part of the data set that the run needs. Called by all ranks. Raises the same UserError
+    on all ranks if the data set cannot be used."""
     dataset = manifest.describe(data, world, run.benchmark)
     select = registry.find(run.benchmark).select
     return on_each_rank(world, lambda: registry.load_object(select)(dataset, run.data)) if select else dataset
 
 
 def _evict(run: Run, paths: RunPaths, world: World) -> Eviction:
-    """Drop the data that nodes will read from their page caches, as the rules require, and print the result. No
-    file content is read."""
+    """Drop the data set from the page caches of the nodes that will read it, as the rules require, and print the
+    result. File contents are not read."""
     nodes = count(world.nodes, "node")
     if done := drop_by_hook(os.environ, paths.data, world):
         line = f"{HOOK} dropped the page cache of {nodes} in {seconds_text(done.seconds)}"
@@ -407,7 +409,7 @@ def _log_facts(
     )
 
 
-# Act 3.
+# After the run.
 
 
 def conclude(
@@ -436,8 +438,8 @@ def conclude(
 
 @contextmanager
 def removed_on_abort(stage: Path | None, world: World) -> Iterator[None]:
-    """A context that removes the stage of an aborted run on every node if it is named after the batch job, because
-    no later job could use it."""
+    """Context manager that removes the staged copy of an aborted run on every node if its folder is named after
+    the batch job, because no later job could use it."""
     if stage is None or world.local_rank != 0:
         yield
         return
@@ -450,8 +452,8 @@ def removed_on_abort(stage: Path | None, world: World) -> Iterator[None]:
 
 
 def _remove_staged(stage: Path, world: World) -> None:
-    """Remove the staged copy after a complete run, since the next run must start without it. An interrupted
-    run keeps its files for the next attempt."""
+    """Remove the staged copy after a completed run, since the next run must start without it. After an interrupted
+    run, the staged files are kept for the next attempt."""
     for turn in (world.rank == 0, world.rank > 0 and world.local_rank == 0):
         # If the nodes share the folder, rank 0 has already removed it.
         if turn and (stage / manifest.NAME).exists():
@@ -460,6 +462,6 @@ def _remove_staged(stage: Path, world: World) -> None:
 
 
 def _print_findings(findings: Sequence[Finding], world: World) -> None:
-    """Print violations that did not stop the run from starting, or that were found at its end."""
+    """Print rule violations that did not prevent the run from starting, or that were found after it ended."""
     for finding in findings if world.rank == 0 else ():
         sys.stderr.write(f"mlhpc: {finding.severity}: {rules.sentence(finding)}\n")

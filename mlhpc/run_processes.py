@@ -1,4 +1,5 @@
-"""Runs as separate processes: started by a campaign or a study, locally or with srun, and stopped cleanly."""
+"""Starts runs as separate processes for a campaign, a study or a search, locally or with srun, and locks their
+folders."""
 
 import contextlib
 import fcntl
@@ -16,17 +17,17 @@ from mlhpc.errors import UserError
 GRACE_S = 60.0
 """Seconds that runs have after SIGTERM to close their logs before they are killed."""
 SRUN_WAIT_S = 120
-"""Seconds after the first rank's exit until srun kills the remaining ranks; longer than the 60 s of the roll call,
-which has then named the missing rank."""
+"""Seconds after the exit of the first rank until srun kills the remaining ranks. This exceeds the 60 s limit of
+the roll call, so that a missing rank has been reported by then."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:
-    """Whether this is the batch shell of a Slurm job, from which srun starts the ranks."""
+    """Return whether this process runs in the batch shell of a Slurm job, from which srun starts the ranks."""
     return "SLURM_JOB_ID" in env and identify(env).launcher == "none" and shutil.which("srun") is not None
 
 
 def allocated_tasks(env: Mapping[str, str], nodes: int) -> int:
-    """Tasks of this Slurm job; one per node if it was submitted without a number of tasks."""
+    """The number of tasks of this Slurm job; one per node if the job was submitted without a number of tasks."""
     return int(env.get("SLURM_NTASKS") or nodes)
 
 
@@ -50,13 +51,15 @@ def start_run(
     lock_fds: Sequence[int] = (),
     module: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks), or
-    ``python -m MODULE ARGUMENTS`` on this machine, which starts its ranks itself.
+    """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one rank; in a Slurm job, one per task of the
+    allocation). With ``module``, start ``python -m MODULE ARGUMENTS`` on this machine instead, which starts its
+    own ranks.
 
-    The run gets a separate session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
-    ``srun_options``: its nodes and tasks, inside a Slurm job. ``output``: the file for its output. ``env``: added
-    to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that the run inherits, so that it
-    is not started again while the orphan of a killed caller is still running.
+    The run is in a session of its own, so that Ctrl-C reaches only the caller, which stops the run cleanly.
+    ``srun_options``: the run's nodes and tasks, inside a Slurm job. ``output``: the file for the run's output.
+    ``env``: variables added to the environment. ``cores``: the only cores that the run may use. ``lock_fds``:
+    locks that the run inherits; if the caller is killed, they prevent the run from being started again while it is
+    still active.
     """
     with contextlib.ExitStack() as stack:
         stdout = stack.enter_context(output.open("ab")) if output else None
@@ -73,8 +76,8 @@ def start_run(
 
 
 def _command(arguments: Sequence[str], ranks: int, srun_options: Sequence[str]) -> list[str]:
-    """The command line of a run. In a Slurm job, LAUNCH_WRAP (docs/guide/sites.md) goes between srun and
-    ``mlhpc``, which is then the container's ``mlhpc``, not the caller's."""
+    """The command line of a run. In a Slurm job, the words of LAUNCH_WRAP (docs/guide/sites.md) are inserted
+    between srun and ``mlhpc``; ``mlhpc`` is then the one in the container, not the caller's."""
     if in_slurm(os.environ):
         wrap = _launch_wrap(os.environ)
         command = [*wrap, "mlhpc"] if wrap else program([])
@@ -92,11 +95,11 @@ def _launch_wrap(env: Mapping[str, str]) -> list[str]:
 
 @contextlib.contextmanager
 def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
-    """Create the folder and lock all of it, or only the run ``name``, so that other tasks of the same job array
-    can work on other runs. Yields the file descriptors of the locks; the kernel releases a lock when the last
-    process that holds it exits.
+    """Context manager that creates the folder ``out`` and locks all of it, or only the run ``name``, so that other
+    tasks of a job array can perform other runs. Yields the file descriptors of the locks; the kernel releases a
+    lock when the last process that holds it exits.
 
-    Raises UserError if another ``command`` is running in the folder, or the folder cannot be created.
+    Raises UserError if the same ``command`` is already running in the folder, or if the folder cannot be created.
     """
     files = [(out / ".lock", fcntl.LOCK_EX if name is None else fcntl.LOCK_SH)]
     files += [(_lock_path(out, name), fcntl.LOCK_EX)] if name else []
@@ -124,8 +127,8 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def report_lock(out: Path) -> Iterator[None]:
-    """A context with a lock for writing the summary from a job array's task, so that the last writer has seen all
-    runs."""
+    """Context manager that holds the lock for writing a summary of all runs. Tasks of a job array write it one
+    after the other, so the last summary includes all runs."""
     with (out / ".lock.report").open("w") as file:
         with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -133,8 +136,8 @@ def report_lock(out: Path) -> Iterator[None]:
 
 
 def is_locked(out: Path, name: str) -> bool:
-    """Whether a task of a job array, or a run it started, is working on run ``name`` in ``out``. True for this
-    process's own lock as well; False if the file system has no locks."""
+    """Return whether the run ``name`` in ``out`` is in progress: locked by a task of a job array or by a run that
+    the task started. True also for a lock of this process; False if the file system has no locks."""
     try:
         fd = os.open(_lock_path(out, name), os.O_RDWR)
     except OSError:

@@ -1,4 +1,5 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C during a run: the log is closed properly, and the exit status names the signal."""
+"""Handles SIGTERM, SIGUSR1 and Ctrl-C during a run: the log is closed properly, and the exit status states the
+signal."""
 
 import os
 import signal
@@ -15,9 +16,9 @@ from mlhpc.errors import Terminated, say_at_once
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """End the process immediately on a terminating signal while there is no log to close, because frameworks
-    cannot handle an exception from a signal handler during import (PyTorch 2.13 aborts with pages of frames). Only
-    rank 0 reports it, since a job's time limit signals all ranks."""
+    """End the process immediately on a terminating signal as long as there is no log to close, because frameworks
+    cannot handle an exception from a signal handler during import (PyTorch 2.13 aborts with a long stack trace).
+    Only rank 0 reports the signal, since all ranks receive it at a job's time limit."""
     first = identify(os.environ).rank == 0
 
     def leave(number: int, frame: object) -> None:
@@ -37,10 +38,10 @@ def exit_on_sigterm() -> Iterator[None]:
 def closing_in_order(world: World, out: Path) -> Iterator[None]:
     """Handle SIGTERM, SIGUSR1 and Ctrl-C while the log of the run in ``out`` is open.
 
-    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later
-    signals are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks,
-    which then ends them. The other ranks have nothing to close. They report the signal, unless rank 0 does, and
-    exit from a thread, because the signal may have interrupted a message to rank 0.
+    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later signals
+    are ignored, since a launcher may send several, and Ctrl-C also reaches the parent process of local ranks,
+    which then terminates them. Ranks other than 0 have nothing to close: they report the signal, unless rank 0
+    does, and exit from a thread, because the signal may have interrupted a message to rank 0.
     """
     received: list[int] = []
     # A process started with Ctrl-C ignored, such as a script's background process, continues to ignore it.
@@ -56,7 +57,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         received.append(number)
         if len(received) > 1:
-            return  # not SIG_IGN, with which Python would report a signal that arrived just before by a traceback
+            return  # not SIG_IGN: for a signal that arrived just before, Python would print a traceback
         if world.rank != 0:
             threading.Thread(target=leave, args=(number,), daemon=True).start()
         else:
@@ -66,7 +67,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if received:  # a framework may have converted it into another exception
+        if received:  # a framework may have converted the exception
             raise _exception(received[0], out) from error
         raise
     finally:
@@ -75,7 +76,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
 
 
 def reason(number: int) -> str:
-    """A text that names signal ``number`` as the reason for a run's end."""
+    """A message that names the signal ``number`` as the reason why a run ended."""
     if number == signal.SIGINT:
         return "interrupted"
     return f"terminated by {signal.Signals(number).name} (job time limit?)"

@@ -1,7 +1,8 @@
-"""``mlhpc study``: training throughput under varied settings, with several runs each.
+"""``mlhpc study``: measures training throughput under varied settings, in several runs per combination.
 
-The folder is the record and can be extended: a call with other settings adds cells; a call with the same settings
-continues. ``study.json`` and ``study.html`` are regenerated from the folders.
+The study's folder is its only record and can be extended: a call with different settings adds cells, and a call
+with the same settings continues the study. ``study.json`` and ``study.html`` are regenerated from the runs'
+folders.
 """
 
 import json
@@ -40,7 +41,8 @@ from mlhpc.submission.report.study import CELL, SERVERS, Study, described, measu
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
     """Run the missing runs, or only run ``number`` (a task of a job array), write study.json and study.html
     and print the table. Returns 0 if all runs were measured, 1 if not, 128 plus the signal's number after an
-    interruption. Raises UserError like ``plan``, and if another study is running in the folder."""
+    interruption. Raises the same UserErrors as ``plan``, and UserError if a study is already running in the
+    folder."""
     require_one_process("study")
     cells = plan(sweep)
     # Every round runs each cell once, so that drift of the machine affects all cells equally.
@@ -74,7 +76,7 @@ def make(sweep: Sweep, number: int | None, console: Console) -> int:
 
 
 def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], console: Console) -> str:
-    """Start one run, unless it is already measured. Returns the reason if it was not measured, or ""."""
+    """Start one run, unless it is already measured. Returns "", or the reason if the run was not measured."""
     out = sweep.out / cell.name / f"run-{repeat}"
     try:
         measured(out, cell.settings)
@@ -120,7 +122,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
 
 
 def _check_benchmark(sweep: Sweep) -> None:
-    """Raise UserError if the folder holds cells of another benchmark."""
+    """Raise UserError if the study's folder contains cells of a different benchmark."""
     for path in sweep.out.glob(f"*/{CELL}"):
         benchmark = described(path.parent).settings.get("benchmark")
         if benchmark != sweep.benchmark:
@@ -128,13 +130,13 @@ def _check_benchmark(sweep: Sweep) -> None:
 
 
 def _describe(sweep: Sweep, cell: PlannedCell) -> None:
-    """Write the settings of a cell, unless they exist; its folder may be named after other axes."""
+    """Write the settings of a cell to its folder, unless they are already there."""
     folder = sweep.out / cell.name
     if (folder / CELL).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     CellRecord(settings=cell.settings, data=str(cell.data), stage=cell.stage).write(folder / CELL)
-    now = time.time_ns()  # these times order cells; the kernel's are too coarse
+    now = time.time_ns()  # cells are ordered by these times; the kernel's are too coarse
     os.utime(folder / CELL, ns=(now, now))
 
 
@@ -184,7 +186,7 @@ def save(study: Study) -> None:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the tables of the page; a narrow terminal omits the last columns."""
+    """Print the tables of the study's page; on a narrow terminal, the last columns are omitted."""
     from mlhpc.submission.report.study_page import cells_table, emulated, servers_table
 
     print_table(cells_table(study), console, optional=6)

@@ -26,7 +26,7 @@ from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, family, flat
 
 STORAGE = ("shared", "staged")
-"""Values of ``--vary storage`` other than folders to stage to."""
+"""Values of ``--vary storage`` other than staging folders."""
 KINDS_OF_UPDATES = ("synchronous", "asynchronous")
 NO_SETTINGS = (*PLACES, SERVERS, UPDATES)
 """Keys of ``--vary`` other than the settings of a run."""
@@ -52,9 +52,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell that has not been run yet. ``arguments``: those for ``mlhpc run``. ``name``: the cell's folder, named
-    after the varied settings and a digest of all settings; a cell that an earlier call created under other axes
-    keeps its name."""
+    """A cell of the study, before it is run. ``arguments``: the arguments of ``mlhpc run``. ``name``: the cell's
+    folder, named after the varied settings and a digest of all settings; a cell created by an earlier call, which
+    varied other settings, keeps its name."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -66,8 +66,8 @@ class PlannedCell:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """The values of each key, from texts such as ``KEY=A,B``. Raises UserError for another format, or a repeated
-    key."""
+    """The values of each key, from texts in the form ``KEY=A,B``. Raises UserError for any other form, or for a
+    repeated key."""
     axes: dict[str, list[Value]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
@@ -92,17 +92,17 @@ def _values(key: str, listed: str) -> list[Value]:
         values = tomllib.loads(f"v = [{listed}]")["v"]
     except tomllib.TOMLDecodeError:
         values = [parse_value(word) for word in words]  # bare words are strings
-    types = str if key == "data" else Value | list  # a folder may be named 007, and a date is a string
+    types = str if key == "data" else Value | list  # a folder may be called 007; a date stays a string
     if not all(isinstance(value, types) for value in values):
         values = words
     return list({repr(value): value for value in values if value != ""}.values())
 
 
 def plan(sweep: Sweep) -> list[PlannedCell]:
-    """All cells, checked before anything runs.
+    """All cells of the study, checked before any of them is run.
 
     Raises UserError for an unknown or invalid setting, a batch that cannot be divided among the ranks, or a data
-    set that is missing or does not have the samples that the cells need.
+    set that is missing, belongs to a different benchmark or has too few samples.
     """
     _check_options(sweep)
     cells = []
@@ -226,7 +226,7 @@ def _require_cell(run: Run, benchmark: registry.Benchmark, chosen: Mapping[str, 
 
 
 def _stage_of(sweep: Sweep, chosen: Mapping[str, Value]) -> str | None:
-    """The folder to stage to; None if data is read in place."""
+    """The staging folder; None if the data set is read in place."""
     storage = str(chosen.get("storage", "staged" if sweep.stage else "shared"))
     if storage == "staged" and sweep.stage is None:
         raise UserError("--vary storage=staged requires a node-local folder; pass --stage")
@@ -235,7 +235,8 @@ def _stage_of(sweep: Sweep, chosen: Mapping[str, Value]) -> str | None:
 
 
 def _folder_name(sweep: Sweep, facts: Mapping[str, Value], data: Path, stage: str | None) -> str:
-    """The folder of a cell: its existing folder, or one named after its varied settings."""
+    """The name of a cell's folder: that of its existing folder, or a new name made of the varied settings and a
+    digest."""
     identity = json.dumps([facts, str(data), stage], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     existing = next((path.parent.name for path in sweep.out.glob(f"*{digest}/{CELL}")), None)
@@ -246,13 +247,15 @@ def _folder_name(sweep: Sweep, facts: Mapping[str, Value], data: Path, stage: st
 
 
 def _absolute(folder: object) -> str:
-    """The path with ``~`` expanded, because the shell expands only the first ``~`` in a list after ``--vary``."""
+    """The absolute path of ``folder``, with ``~`` expanded, because the shell expands only the first ``~`` in the
+    list of values after ``--vary``."""
     return os.path.abspath(os.path.expanduser(str(folder)))
 
 
 def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
-    """The data set with the samples of ``data`` in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
-    DIR-ANOTHER. Raises UserError if it does not exist or has another codec."""
+    """The folder with the samples of the data set ``data`` stored with ``codec``. If ``data`` is DIR or
+    DIR-OTHERCODEC, that folder is DIR or DIR-CODEC. Raises UserError if it does not exist or has a different
+    codec."""
     makes = benchmark.convert.codecs if benchmark.convert else ()
     candidates = dict.fromkeys((benchmark.published_codec, *makes))
     if codec not in candidates:
@@ -273,7 +276,7 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
 
 
 def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
-    """The codec in a data set's manifest; without a manifest, the published data set's codec."""
+    """The codec that a data set's manifest states; without a manifest, the codec of the published data set."""
     dataset = _dataset(data)
     facts = dataset.facts if dataset else {}
     plain = facts.get("gzip") is False  # generated CosmoFlow data sets have no codec in the manifest
@@ -281,14 +284,15 @@ def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
 
 
 def _dataset(data: Path) -> Manifest | None:
-    """The manifest of a data set; None if it has none, since listing files can take minutes."""
+    """The manifest of a data set; None for a data set without one, since listing the files instead can take
+    minutes."""
     if not data.is_dir():
         raise UserError(f"{data}: no such data set; generate one with mlhpc data make, or pass --data")
     return manifest.load(data) if (data / manifest.NAME).exists() else None
 
 
 def srun_options(ranks: int, env: Mapping[str, str]) -> list[str]:
-    """The srun options that fill node after node, so that few ranks run on few nodes."""
+    """The srun options for ``ranks`` ranks on as few nodes as possible."""
     return [f"--ntasks={ranks}", f"--nodes={math.ceil(ranks / _ranks_per_node(ranks, env))}"]
 
 

@@ -1,4 +1,4 @@
-"""``mlhpc weights``: the weights of a run's checkpoint as a safetensors file."""
+"""``mlhpc weights``: writes the weights in a run's checkpoint to a safetensors file."""
 
 import argparse
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ STATE_DICT = "state_dict() of the PyTorch model"
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the weights of a run's checkpoint. Raises UserError if the run has no checkpoint, PyTorch did not
-    write it, or the file exists."""
+    """Write the weights in a run's checkpoint to a safetensors file. Raises UserError if the run has no
+    checkpoint, if only the package of its benchmark can read the checkpoint, or if the file exists."""
     run, out = options.run, options.out
     require_new(out)
     saved, settings = saved_in(run)
@@ -42,11 +42,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
-    """The weights by name, and their layout; CosmoFlow's are the same in either framework."""
+    """The weights by name, and their layout. CosmoFlow's weights are the same in TensorFlow and PyTorch."""
     if run.benchmark == "cosmoflow":
         cosmoflow = cast(CosmoFlow, run)
         names = weights.names(cosmoflow.network)
-        arrays: list[Any] = list(saved.shared)[: len(names)]  # prefix of TensorFlow checkpoints
+        arrays: list[Any] = list(saved.shared)[: len(names)]  # TensorFlow checkpoints begin with the weights
         if cosmoflow.training.framework == "pytorch":
             arrays = weights.from_pytorch(_state_dict(saved), cosmoflow.network)
         return dict(zip(names, arrays, strict=True)), weights.LAYOUT
@@ -66,7 +66,8 @@ def _state_dict(saved: checkpoint.Checkpoint) -> Tensors:
 
 
 def save(path: Path, tensors: Tensors, facts: Mapping[str, str]) -> None:
-    """Write a safetensors file with ``facts`` and a checksum in its metadata. Raises UserError."""
+    """Write a safetensors file with ``facts`` and a checksum in its metadata. Raises UserError if the file cannot
+    be written."""
     from safetensors.numpy import save as encode
 
     # Not ascontiguousarray, which converts batch norm's scalar counters to vectors.

@@ -1,13 +1,13 @@
-"""Divides the time to train, from run_start to run_stop, into parts, by the events of rank 0. The parts are
+"""Divides the time to train, from run_start to run_stop, into parts, using the events of rank 0. The parts are
 
 - staging: the span ``staging``, which ends when the slowest rank has finished;
 - data wait: the data wait of all ranks in training, as ``data_wait`` defines it;
 - step: the rest of the training spans;
 - evaluation: the spans ``eval``, including their data wait;
 - first-epoch excess: the time by which training and evaluation of the first epoch exceed the medians of later
-whole epochs. It is subtracted from the evaluation, and from data wait and step in proportion to the amounts by
-which these exceed their medians. It reveals that data was read during training: it was 10 to 43% of the time to
-train in published logs that have no staging records;
+  whole epochs. This time is subtracted from evaluation, and from data wait and step in proportion to the amounts
+  by which these exceed their medians. The excess reveals that data was read during training: it was 10 to 43% of
+  the time to train in published logs without staging records;
 - exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """
@@ -33,12 +33,12 @@ PARTS = {
     "evaluation": ("Evaluation", "the quality metric over the whole evaluation set, its data wait included"),
     "rest": ("Rest", "everything else inside the clock"),
 }
-"""Label and meaning of each part, in the order of reports."""
+"""Label and meaning of each part, in the order in which reports show them."""
 
 
 @dataclass(frozen=True)
 class EpochTimes:
-    """Seconds of one epoch. ``train_s`` = ``data_wait_s`` + ``step_s``; ``eval_s`` includes
+    """The times of one epoch in seconds. ``train_s`` = ``data_wait_s`` + ``step_s``; ``eval_s`` includes
     ``eval_data_wait_s``."""
 
     epoch: int
@@ -55,7 +55,8 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The parts in seconds. ``first_epoch_excess`` is None with fewer than three whole epochs."""
+    """The parts of the time to train in seconds. ``first_epoch_excess`` is None with fewer than three whole
+    epochs."""
 
     total: float
     staging: float
@@ -78,7 +79,8 @@ class Breakdown:
         return self.total - self.staging
 
     def parts(self) -> dict[str, float | None]:
-        """The parts in seconds, in the order in which reports show them; ``exchange`` only if there was one."""
+        """The parts in seconds, in the order in which reports show them; ``exchange`` only if shards were
+        exchanged."""
         return {
             "staging": self.staging,
             **({"exchange": self.exchange} if self.exchange else {}),
@@ -91,8 +93,8 @@ class Breakdown:
 
 
 def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
-    """Breakdown of time to train, from the events of one rank. Raises ValueError if they do not contain the
-    run's end."""
+    """The breakdown of the time to train, from the events of one rank. Raises ValueError if the events do not
+    contain the end of the run."""
     events = list(events)
     runs = _seconds(events, "run")
     if not runs:
@@ -119,7 +121,7 @@ def of_epochs(
     staging: float,
     exchange: float,
 ) -> Breakdown:
-    """Breakdown of ``total`` seconds, from the seconds of the ``evaluations`` and the times of the ``epochs``.
+    """The breakdown of ``total`` seconds, from the seconds of each evaluation and the times of each epoch.
     ``sizes``: the sizes of the epochs, in batches or samples."""
     whole = whole_epochs(sizes)
     train, waits, steps = ([getattr(e, f"{key}_s") for e in epochs] for key in ("train", "data_wait", "step"))
@@ -139,34 +141,35 @@ def of_epochs(
 
 
 def whole_epochs(sizes: Sequence[object]) -> int:
-    """The number of epochs that are comparable with the first, given the ``sizes`` of all epochs in batches or
-    samples. An evaluation within the last epoch may have ended it early."""
+    """The number of epochs that are as long as the first, given the ``sizes`` of all epochs in batches or samples.
+    The last epoch may be shorter, because an evaluation within it ended the run."""
     return len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
 
 
 def first_epoch_excess(train: Sequence[float], evaluations: Sequence[float]) -> tuple[float, float] | None:
-    """The seconds by which training and evaluation of the first epoch exceed those of later epochs, from the
-    seconds of training in whole epochs and of evaluations; None with fewer than three epochs."""
+    """The seconds by which training and evaluation of the first epoch exceed those of later epochs, given the
+    training seconds of each whole epoch and the seconds of each evaluation; None with fewer than three whole
+    epochs."""
     return (_first_excess(train), _first_excess(evaluations)) if len(train) >= 3 else None
 
 
 def _first_excess(seconds: Sequence[float]) -> float:
-    """The amount by which the first of ``seconds`` exceeds the median of the others; 0 with fewer than three
-    values."""
+    """The amount by which the first of ``seconds`` exceeds the median of the remaining values; 0 with fewer than
+    three values."""
     return max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0
 
 
 def _divide(excess: float, waits: Sequence[float], steps: Sequence[float]) -> float:
-    """The part of training's ``excess`` that is data wait. The excess is divided in proportion to the excesses of
-    ``waits`` and ``steps``, but neither gets more than its value in the first epoch."""
+    """The part of the ``excess`` of training that is data wait. The excess is divided in proportion to the
+    excesses of ``waits`` and ``steps``, but neither part exceeds the value in the first epoch."""
     waited, stepped = _first_excess(waits), _first_excess(steps)
     share = waited / (waited + stepped) if waited + stepped else 0.5
     return min(max(excess * share, excess - steps[0]), waits[0])
 
 
 def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
-    """The times of the epochs whose training is complete, also for an active run. Waits are those of rank 0 unless
-    ``waits_are_of_all_ranks``."""
+    """The times of the epochs whose training is complete, also for an active run. Data waits cover all ranks if
+    ``waits_are_of_all_ranks``, otherwise only rank 0."""
     events = list(events)
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
     kind = "waited" if waits_are_of_all_ranks(events) else "timed"
@@ -185,8 +188,8 @@ def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
 
 
 def waits_are_of_all_ranks(events: Iterable[dict[str, Any]]) -> bool:
-    """Whether the events contain the data wait of all ranks. Events of an aborted or active run, or of an early
-    version, do not."""
+    """Return whether the events contain the data wait of all ranks, which is not the case for an aborted or active
+    run, or a run of an early version."""
     return any(event["event"] == "waited" for event in events)
 
 
@@ -195,8 +198,8 @@ def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
 
 
 def _sums(events: list[dict[str, Any]], event: str, name: str, key: str) -> dict[Any, float]:
-    """The sum of ``key`` by epoch over the events of this kind and ``name``: an epoch with evaluations inside it
-    has several training spans."""
+    """The sum of ``key``, by epoch, over all events of the kind ``event`` with this ``name``. (An epoch that
+    contains evaluations has several training spans.)"""
     sums: dict[Any, float] = {}
     for each in events:
         if each["event"] == event and each["name"] == name:

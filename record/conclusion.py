@@ -1,4 +1,4 @@
-"""The end of a run: ``result.json``, which is made from the events of rank 0, and the last line that is
+"""The end of a run: ``result.json``, which is derived from the events of rank 0, and the last line that is
 printed."""
 
 import shlex
@@ -27,9 +27,9 @@ Event = dict[str, Any]
 
 
 class Conclusion:
-    """Writes ``result.json`` once, at the end of training or when another rank is lost. ``close_log`` closes the
-    log of a run that has lost a rank. Raises UserError when it is created for a run, such as a plug-in's, whose
-    settings a result cannot store; after training, the result would be lost."""
+    """Writes ``result.json`` once, at the end of training or when a rank is lost. ``close_log``: the function that
+    closes the log when a rank is lost. The constructor raises UserError if the result file cannot represent the
+    run's settings (possible with benchmarks of other packages): after training, the result would be lost."""
 
     def __init__(self, run: Run, out: Path, world: World, close_log: Callable[[Loss], None]) -> None:
         self._run, self._out, self._world, self._close_log = run, out, world, close_log
@@ -43,12 +43,12 @@ class Conclusion:
         world.on_loss(self._lost)
 
     def write(self) -> tuple[list[Event], Result]:
-        """Returns the events of this rank and the result; rank 0 writes the result to the run's folder."""
+        """Return the events of this rank and the result. Rank 0 also writes the result to the run's folder."""
         with self._turn:
             return self._write()
 
     def _lost(self, loss: Loss) -> None:
-        with suppress(UserError):  # if the disk is full for the log, it is full for the result
+        with suppress(UserError):  # if the disk is too full for the log, so it is for the result
             self._close_log(loss)
         self._turn.acquire()  # never released: the process ends now, and no other thread may write
         try:
@@ -68,7 +68,7 @@ class Conclusion:
 
 
 def summarize(run: Run, events: list[Event]) -> Result:
-    """The result of ``run`` from the events of rank 0."""
+    """The result of ``run``, derived from the events of rank 0."""
     notes: dict[str, Any] = {e["name"]: _tags(e) for e in events if e["event"] == "note"}
     measured = [e for e in events if e["event"] == "metric" and e["value"] == e["value"]]  # not NaN
     metrics: dict[int, dict[str, Any]] = {}
@@ -80,7 +80,7 @@ def summarize(run: Run, events: list[Event]) -> Result:
     finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
     status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
     if run.emulation.enabled and status == "failed":
-        status = "emulated"  # it had no target that it could miss
+        status = "emulated"  # an emulated run has no target to miss
     try:
         times = breakdown(events)
     except ValueError:
@@ -124,8 +124,8 @@ def _epoch(times: EpochTimes, metrics: dict[str, Any]) -> Epoch:
 
 
 def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> DataWait:
-    """The data wait of all ranks or of rank 0, its sums, and, for the ranks that others waited for, the seconds
-    that this cost them and the epoch that cost most."""
+    """The sums of the data wait over all ranks or of rank 0, the ranks for which other ranks waited (with the
+    seconds lost and the epoch in which most time was lost), and the slow batches."""
     lost: dict[int, list[tuple[str, Any, float]]] = {}
     for event in events:
         if event["event"] == "waited":

@@ -1,4 +1,4 @@
-"""Differences between runs in anything but their results: settings, environment, data, machine."""
+"""Differences between runs other than in results: settings, environment, data, machine."""
 
 import json
 import re
@@ -40,19 +40,19 @@ _MOST_RUNS = 8
 
 
 class Entry(Protocol):
-    """One of the sets of runs in a comparison: its letter and the path of its runs."""
+    """A set of runs in a comparison: its letter and the path of its runs."""
 
     @property
     def letter(self) -> str:
-        """The letter that stands for the set."""
+        """The letter that names the set."""
 
     @property
     def path(self) -> Path:
-        """The path of its runs."""
+        """The path of the set's runs."""
 
 
 class Difference(NamedTuple):
-    """One value that differs between two runs; None for a run that does not have the value."""
+    """A key with different values in two runs; a value is None if the run does not have the key."""
 
     kind: Kind
     key: str
@@ -61,13 +61,14 @@ class Difference(NamedTuple):
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """The differences between two run folders, ordered by kind. Raises UserError if one of them has neither
+    """The differences between two run folders, ordered by kind. Raises UserError if either folder has neither
     settings nor environment."""
     return between(_readable(first), _readable(second))
 
 
 def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
-    """The differences between two runs, ordered by kind, and within a kind as in the first run's files."""
+    """The differences between two runs, ordered by kind and, within a kind, in the order of the first run's
+    files."""
     facts_a, facts_b = dict(_facts(a)), dict(_facts(b))
     if (a.config is None) != (b.config is None):  # settings cannot be compared: report that once
         for facts, run in ((facts_a, a), (facts_b, b)):
@@ -89,7 +90,8 @@ def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -
 
 
 def print_differences(differing: Sequence[Difference], console: Console) -> None:
-    """Print, for each kind, the keys with both values below each; a table would be too narrow for paths."""
+    """Print the differing keys of each kind, each followed by both values on separate lines, since the columns of
+    a table would be too narrow for paths."""
     if not differing:
         console.print("no differences in settings, environment, data or machine")
     kind = ""
@@ -103,8 +105,8 @@ def print_differences(differing: Sequence[Difference], console: Console) -> None
 
 
 def differences_table(entries: Sequence[Entry]) -> Table:
-    """For a comparison page: the differences between the first run of the first set and the first run of each
-    other set, as far as the sets are run folders."""
+    """For a comparison page, the differences between the first run of the first set and the first run of every
+    further set; sets that are not run folders are skipped."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))
     rows = [
@@ -132,7 +134,7 @@ def _readable(path: Path) -> RunDirectory:
 
 
 def _first_run(path: Path) -> RunDirectory | None:
-    """The run at ``path``, or the first run of a campaign there; None if there is none."""
+    """The run at ``path`` or, if ``path`` is a campaign, its first run; None if there is no run."""
     folders = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
     folder = next((each for each in folders if (each / "config.toml").is_file()), None)
     try:
@@ -164,7 +166,7 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
 
 
 def value_text(value: Any) -> str:
-    """A value of a difference as printable text; "none" for None."""
+    """``value``, from a difference, as printable text; "none" for None."""
     if value is None:
         return "none"
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -1,8 +1,8 @@
-"""The energy of a run by kind of counter, from its ``result.json`` or, while it runs, from its events; and how it
-is shown.
+"""The energy of a run by kind of counter, from ``result.json`` or, during the run, from events; also formats it
+for display.
 
-A node's energy includes that of its processors and accelerators, so figures of different kinds are shown side by
-side and never added.
+The energy of a node includes that of its processors and accelerators, so values of different kinds are shown side
+by side and never added.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +18,12 @@ from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
 
 
 class Energy(Fields):
-    """The joules of one kind of counter between start and stop on the nodes of the run; None if no counter could
-    be read. ``source``: the interface with which the ``counters`` counters on ``nodes`` nodes were read.
-    ``problems``: missing counters, with the reasons. ``readings``: number of readings of the counter with the
-    fewest; ``longest_gap_s``: longest time between two readings; ``caps_w``: the distinct power limits; ``usage``:
-    how the devices were used, as means (``common/energy/counters.py``)."""
+    """The energy that one kind of counter measured on the nodes of a run. ``joules``: between run_start and
+    run_stop; None if no counter could be read. ``source``: the interface with which the ``counters`` counters on
+    ``nodes`` nodes were read. ``problems``: missing counters, with the reasons. ``readings``: number of readings
+    of the counter that was read least often; ``longest_gap_s``: longest time between two consecutive readings;
+    ``caps_w``: the distinct power limits; ``usage``: how the devices were used, as means
+    (``common/energy/counters.py``)."""
 
     joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
@@ -35,9 +36,9 @@ class Energy(Fields):
     usage: dict[Name, Number] = Field(default_factory=dict)
 
     def short_of_rules(self, kind: str) -> list[str]:
-        """The parts of MLPerf Training's Power Measurement Rules that a figure of this kind does not meet:
-        "Measure at the PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure
-        or Estimate Interconnects"."""
+        """Reasons why this measurement does not meet MLPerf Training's Power Measurement Rules. The rules checked
+        are "Measure at the PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)",
+        "Measure or Estimate Interconnects"."""
         gap = self.longest_gap_s or 0.0
         readings = "unknown number of" if self.readings is None else self.readings
         short = {
@@ -50,8 +51,8 @@ class Energy(Fields):
 
     @property
     def usage_text(self) -> str:
-        """A text such as ``busy 93%, memory 41%, 12.3 GB in use, PCIe 2.1 GB/s, NVLink 30 GB/s``, as far as
-        known."""
+        """The use of the devices as text, such as ``busy 93%, memory 41%, 12.3 GB in use, PCIe 2.1 GB/s, NVLink 30
+        GB/s``, with only the known parts."""
         texts: dict[str, Callable[[float], str]] = {
             "busy": "busy {:.0%}".format,
             "memory_busy": "memory {:.0%}".format,
@@ -63,12 +64,13 @@ class Energy(Fields):
 
     @property
     def whole_joules(self) -> float | None:
-        """The joules, or None if any counter is missing, since a partial sum would look like a smaller value."""
+        """The joules if no counter is missing, otherwise None, since a partial sum would be too small."""
         return None if self.problems else self.joules
 
 
 def _by_kind(value: Any) -> Any:
-    """The figures by kind. Results of the first versions have a single figure, that of the accelerators."""
+    """The energy by kind of counter, also from results of early versions, which contain only the energy of the
+    accelerators, without a kind."""
     return {"accelerators": value} if isinstance(value, dict) and "source" in value else value
 
 
@@ -77,18 +79,19 @@ _ENERGIES = TypeAdapter(Energies)
 
 
 def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
-    """The figures whose kinds are known, in the order of ``NAMES``."""
+    """The energies of all known kinds, in the order of ``NAMES``."""
     return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
 
 
 def whole_joules(energies: Mapping[str, Energy] | None) -> dict[str, float]:
-    """The joules by kind, without incomplete figures."""
+    """The joules by kind of counter, without kinds for which a counter is missing."""
     figures = {kind: energy.whole_joules for kind, energy in in_order(energies).items()}
     return {kind: joules for kind, joules in figures.items() if joules is not None}
 
 
 def energies_in(note: Mapping[str, Any]) -> dict[str, Energy]:
-    """The figures of known kinds in a run's ``note``; empty if there are none or if they are invalid."""
+    """The energies of known kinds in the ``note`` event of a run; empty if there are none, or if they are
+    invalid."""
     try:
         return in_order(_ENERGIES.validate_python({kind: note[kind] for kind in NAMES if kind in note}))
     except ValidationError:
@@ -96,8 +99,8 @@ def energies_in(note: Mapping[str, Any]) -> dict[str, Energy]:
 
 
 def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
-    """The kinds for which any of ``runs`` has a figure. The report of a run gives the reasons for missing
-    figures."""
+    """The kinds of counter for which at least one of ``runs`` has a value. (The report of a run states why values
+    are missing.)"""
     energies = [energy for by_kind in runs for energy in by_kind.items()]
     measured = {kind for kind, energy in energies if energy.joules is not None}
     return [kind for kind in NAMES if kind in measured]
@@ -105,7 +108,7 @@ def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
 
 def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
     """A line such as ``accelerators 81.23 kJ (NVML), 3.97 J/sample, whole nodes incomplete (Slurm, ipmi)``; empty
-    without any figure. ``samples``: number of training samples."""
+    without any value. ``samples``: number of training samples."""
     figures = energies or {}
     return ", ".join(
         f"{NAMES[kind]} {joules_text(figures[kind].whole_joules)} ({figures[kind].source})"
@@ -115,7 +118,7 @@ def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
 
 
 def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None, samples: int) -> Table:
-    """The figures of one run, whose clock ran for ``seconds`` and which trained on ``samples``."""
+    """The table of energies of one run that took ``seconds`` and trained on ``samples`` samples."""
     columns = {
         "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
         "read with": lambda f: f[1].source,
@@ -140,7 +143,8 @@ def _per(joules: float | None, share: float | None) -> float | None:
 # The rest of this module is about a run that is still running.
 
 OLD_S = 30.0
-"""Age in seconds above which a reading is not current; it is this long because file systems show readings late."""
+"""Age in seconds above which a reading is not current; the limit is this high because file systems show readings
+late."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class EnergySoFar:
     """The joules of one kind of counter since run_start in a run that is still running. One rank per node records
     them about every second.
 
-    ``watts``: mean power between the last two readings; None if a node has no current reading, and after the run.
+    ``watts``: mean power between the last two readings; None if any node has no current reading, or after the run.
     ``nodes``: number of nodes included, out of ``of_nodes``. ``at_least``: whether counters, nodes or recent
     readings are missing.
     """
@@ -162,8 +166,9 @@ class EnergySoFar:
 
 @dataclass
 class Readings:
-    """Readings of one node's counters of one kind: the times of the first and last, on their rank's clock, and the
-    run's number of ``nodes`` (0 for older events, which do not contain it)."""
+    """Readings of one node's counters of one kind: the times of the first and last reading, on the clock of the
+    rank that read them, and the number of ``nodes`` of the run (0 if the events do not state it, as in earlier
+    versions)."""
 
     first_t: float
     last_t: float
@@ -179,7 +184,7 @@ class Readings:
 
 
 def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> None:
-    """Add an ``energy`` event of a rank to the ``readings`` of its node, by kind."""
+    """Add an ``energy`` event to the ``readings`` of a node, which are kept by kind of counter."""
     kind, joules, t = event["name"], event.get("joules"), event.get("t", 0.0)
     if kind not in NAMES or joules is None:
         return
@@ -193,14 +198,14 @@ def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> Non
 def energy_so_far(
     nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
-    """The sums over ``nodes`` for each kind of which there are readings. ``elapsed_s``: seconds since run_start,
-    if known."""
+    """The energy so far, summed over ``nodes``, for each kind of counter with readings. ``elapsed_s``: seconds
+    since run_start, if known."""
     sums = {}
     everywhere = list(nodes)
     machines = _machines(everywhere)
     for kind in NAMES:
         read = [readings[kind] for readings in everywhere if kind in readings]
-        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # left out of the result too
+        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # also left out of the result
         of_nodes = max(machines, len(read))
         if own:
             current = running and elapsed_s is not None and all(elapsed_s - r.seconds <= OLD_S for r in own)
@@ -218,7 +223,8 @@ def energy_so_far(
 def energy_at_the_end(
     nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]
 ) -> dict[str, EnergySoFar]:
-    """The energy of a run that has reached run_stop, from its ``note``, whose figures the result also has."""
+    """The energy of a run that has reached run_stop, from its ``note`` event, which contains the same values as
+    the result."""
     machines = _machines(nodes)
     return {
         kind: EnergySoFar(
@@ -234,5 +240,5 @@ def energy_at_the_end(
 
 
 def _machines(nodes: Iterable[Mapping[str, Readings]]) -> int:
-    """Number of machines of the run, from any of its nodes; 0 if unknown."""
+    """Number of nodes of the run, as stated in the readings of any node; 0 if unknown."""
     return max((own.nodes for readings in nodes for own in readings.values()), default=0)

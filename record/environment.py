@@ -1,4 +1,5 @@
-"""``env.json``: machine, software and command of a run, and its ranks' cores, for reports and comparisons."""
+"""``env.json``: the machine, software and command of a run, and the cores of its ranks, for reports and
+comparisons."""
 
 import shlex
 import sys
@@ -22,8 +23,8 @@ Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
 
 
 class RankBinding(Fields):
-    """The binding of one rank: the cores on which it may run, their NUMA nodes, its memory policy, and its number
-    of compute threads."""
+    """The binding of one rank: the cores on which the rank may run, their NUMA nodes, the memory policy, and the
+    number of compute threads."""
 
     rank: Count
     hostname: Text
@@ -46,7 +47,7 @@ Bindings = Annotated[tuple[RankBinding, ...], Field(max_length=MOST_RANKS), Wrap
 
 
 class Machine(Fields):
-    """A node. ``cores``: those that the ranks of the run could use."""
+    """A node of a run. ``cores``: the cores that the ranks of the run could use."""
 
     hostname: Text | None = None
     cpu: Text | None = None
@@ -57,10 +58,10 @@ class Machine(Fields):
 
 
 class Environment(Machine):
-    """The node of rank 0, all ``nodes``, and the software. ``commit``: that of the checkout, which is ``dirty`` if
-    it has uncommitted changes. ``variables``: variables of launchers and libraries that can change a result.
-    ``bindings``: those of all ranks; empty for a run of an earlier version. ``data``: the folder of the data
-    set."""
+    """The environment of a run: the node of rank 0, all ``nodes``, and the software. ``commit``: the commit of the
+    checkout; ``dirty``: whether there were uncommitted changes. ``variables``: environment variables of launchers
+    and libraries that can change a result. ``bindings``: the bindings of all ranks; empty for a run of an earlier
+    version. ``data``: the folder of the data set."""
 
     commit: Text | None = None
     dirty: bool | None = None
@@ -84,8 +85,8 @@ class Environment(Machine):
 
 
 def write_environment(path: Path, data: Path, world: World, binding: Mapping[str, Any]) -> None:
-    """Write the environment of a run that reads ``data`` to the file ``path``. ``binding``: this rank's, from
-    ``describe_binding``. Called by all ranks. Raises UserError."""
+    """Write the environment of a run that reads ``data`` to the file ``path``. ``binding``: this rank's binding,
+    from ``describe_binding``. Called by all ranks. Raises UserError if the file cannot be written."""
     here = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(here) if facts]
     place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
@@ -106,7 +107,7 @@ def write_environment(path: Path, data: Path, world: World, binding: Mapping[str
 
 
 class Row(NamedTuple):
-    """One row: the binding that the same local ranks have on all ``hosts``."""
+    """A row of the bindings table: a binding shared by the same local ranks on all ``hosts``."""
 
     hosts: tuple[str, ...]
     local_ranks: str
@@ -122,7 +123,7 @@ class Row(NamedTuple):
 
 
 def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
-    """Rows with the bindings of all nodes and local ranks; identical nodes share their rows."""
+    """The rows with the bindings of all local ranks on all nodes; nodes with identical bindings share rows."""
     of_host: dict[str, dict[tuple[Any, ...], list[RankBinding]]] = {}
     for each in bindings:
         key = (each.cores, each.numa_nodes, each.memory_policy, each.threads)
@@ -138,15 +139,15 @@ def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
 
 
 def binding_text(bindings: Sequence[RankBinding]) -> str:
-    """All bindings in one line; empty without bindings."""
+    """The bindings of all ranks in one line; empty without bindings."""
     rows = binding_rows(bindings)
     alike = len({row.hosts for row in rows}) == 1
     return "; ".join(f"{row}" if alike else f"{row} on {count(len(row.hosts), 'node')}" for row in rows)
 
 
 def shared_cores(bindings: Sequence[RankBinding]) -> str:
-    """A description of the first ranks found to share cores, or of a node on which all ranks share them; empty if
-    there are none."""
+    """A sentence about the first ranks found to share cores, or about a node on which all ranks share the same
+    cores; empty if no ranks share cores."""
     of_host: dict[str, list[RankBinding]] = {}
     for each in bindings:
         of_host.setdefault(each.hostname, []).append(each)
@@ -165,7 +166,8 @@ def shared_cores(bindings: Sequence[RankBinding]) -> str:
 
 
 def bindings_table(bindings: Sequence[RankBinding]) -> Table:
-    """CPU cores, memory and devices of the ranks, with one row for ranks that are bound in the same way."""
+    """The table of cores, memory and devices of the ranks, with one row for ranks that are bound in the same
+    way."""
     return table(
         "bindings",
         binding_rows(bindings),

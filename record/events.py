@@ -1,25 +1,27 @@
-"""What a rank recorded while it ran (``common/timing/runlog.py``), one JSON object per line. The keys are ``t``,
-seconds since the log was opened on the rank's monotonic clock, ``event``, ``name``, and others that depend on the
-kind of event:
+"""The events that a rank recorded while it ran (``common/timing/runlog.py``), one JSON object per line. The keys
+are ``t`` (seconds on the rank's monotonic clock since the log was opened), ``event`` (the kind), ``name``, and
+further keys that depend on the kind of event:
 
-- ``begin`` and ``end`` of a span; the end has ``seconds``, and ``error`` if an exception passed through. Spans are
-nested: ``init``; ``run`` > ``staging``, ``exchange``, ``epoch`` > (``train``, ``eval``).
+- ``begin`` and ``end`` of a span. ``end`` has ``seconds``, and ``error`` if an exception ended the span. Spans are
+  nested: ``init``; ``run`` > ``staging``, ``exchange``, ``epoch`` > (``train``, ``eval``).
 - ``timed``: ``name`` is ``data_wait`` or ``eval_data_wait``, with ``epoch``, ``count``, ``seconds``, ``p50``,
-  ``p90``, ``p99``, ``max``. An epoch may have several, which add up. ``steps``: ``name`` is ``train`` or ``eval``,
-  with the same keys; the time per batch is that from receiving a batch to requesting the next one on a CPU, and
-  that between the ends of two steps in the queue, minus the data wait in between, on a GPU.
+  ``p90``, ``p99``, ``max``. An epoch may have several such events, which add up.
+- ``steps``: ``name`` is ``train`` or ``eval``, with the same keys. The time of a batch is measured on a CPU from
+  receiving the batch to requesting the next one; on a GPU, between the ends of two steps in the queue, minus the
+  data wait in between.
 - ``metric``: ``value``, ``epoch``. ``mark``: a point in time, with the seconds ``waited`` until then by kind of
-loop.
+  loop.
 - ``waited``, from rank 0 after the run: the data wait of all ranks in a loop of ``count`` intervals, and ``lost``,
-the share of it that each rank caused; with ``"after": "warm"``, only for the steps after that mark.
+  the seconds of it that each rank caused; with ``"after": "warm"``, only for the steps after that mark.
 - ``slow``, from rank 0 after the run: a training batch that arrived late, with its ``rank``, ``epoch``, ``step``,
-``seconds`` of waiting, and ``samples``.
+  ``seconds`` of waiting, and ``samples``.
 - ``progress``: ``step``, from rank 0 about every five seconds.
 - ``energy``, from the first rank of each node about every second: ``name`` is the kind of counter, with ``joules``
-since ``run_start`` and the run's number of ``nodes``; ``incomplete`` if other counters of the node are known to be
-missing. - ``usage``, about every second: how the accelerators of a node are used, as means over them
-(``common/energy/counters.py``). - ``note``: facts under a name. ``memory``, at the end: ``peak_bytes`` of the
-process and ``device_peak_bytes`` of its GPU. ``lost``: a rank that was lost, and the reason.
+  since ``run_start`` and the run's number of ``nodes``; ``incomplete`` if a counter of that kind on the node is
+  known to be missing. ``usage``, about every second: how the accelerators of a node are used, as means over the
+  accelerators (``common/energy/counters.py``).
+- ``note``: facts under a name. ``memory``, at the end: ``peak_bytes`` of the process and ``device_peak_bytes`` of
+  its GPU. ``lost``: a rank that was lost, and the reason.
 """
 
 import os
@@ -38,8 +40,8 @@ LONGEST_EVENT = 2**20
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of one rank, up to the first invalid line, since the last line of a killed rank may be truncated.
-    At most ``MOST_VALUES`` values of a file are read. Raises OSError if ``path`` cannot be read, is a link or is
-    not a regular file."""
+    At most ``MOST_VALUES`` values are read from the file. Raises OSError if ``path`` cannot be read, is a link or
+    is not a regular file."""
     events = []
     left = MOST_VALUES
     with os.fdopen(open_regular(path, os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
@@ -56,7 +58,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class Event(BaseModel):
-    """One event, with the keys whose types readers rely on."""
+    """An event. The class declares only the keys whose types readers rely on."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     event: str
@@ -72,7 +74,7 @@ class Event(BaseModel):
 
 
 def is_event(line: object) -> bool:
-    """Whether a parsed line of a rank's events is an event."""
+    """Return whether ``value``, a parsed line of an events file, is an event."""
     try:
         return bool(Event.model_validate(line))
     except ValidationError:

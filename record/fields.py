@@ -31,33 +31,34 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 
 
 class Fields(BaseModel):
-    """An object in a file. Keys added by later versions are kept, not rejected."""
+    """A JSON object in a file. Keys added by later versions are kept, not rejected."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The object in the file ``path``, which must not be a link. Raises OSError or ValueError if it cannot be
-        read."""
+        """The object in the file ``path``, which must not be a link. Raises OSError or ValueError if the file
+        cannot be read."""
         try:
             return cls.model_validate(read_object(path, os.O_NOFOLLOW))
         except json.JSONDecodeError as error:
             raise ValueError(f"Invalid JSON: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Write the keys that were set, including those set to None, to the file ``path``. Raises UserError."""
+        """Write all keys that were set, including those set to None, to the file ``path``. Raises UserError if
+        this fails."""
         values = finite(self.model_dump(exclude_unset=True))
         write_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the file atomically. Raises UserError."""
+    """Write the file atomically. Raises UserError if this fails."""
     with as_user_error(path, "cannot be written", "free some space"):
         atomic.write_bytes(path, text.encode())
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first validation problem of an object, with its key, in one line."""
+    """The first problem found when validating an object, with its key, in one line."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
     return printable(f"{key + ': ' if key else ''}{problem['msg']}")

@@ -1,7 +1,8 @@
-"""A record of a history: what is kept for years of a run, a campaign or another measurement (``mlhpc/history``).
+"""A record of a history: the data about a run, a campaign or another measurement that is kept for years
+(``mlhpc/history``).
 
-A record never changes. Its file contains canonical JSON and is named after the SHA-256 of that content. So
-``sha256sum`` prints the file's name, a run added twice is one record, and copying files merges two stores.
+A record never changes. Its file contains canonical JSON and is named after the SHA-256 of that content. Therefore
+``sha256sum`` prints the file's name, a run added twice is a single record, and copying files merges two stores.
 """
 
 import json
@@ -20,9 +21,9 @@ Kind = Literal["run", "study cell", "result set", "campaign", "io", "profile", "
 
 
 class RunFigures(Fields):
-    """The figures of one run; missing ones are None. ``epochs``: number of epochs to the target; ``epoch_s``: mean
-    seconds of an epoch with its evaluation, without the first epoch's excess; ``joules`` and
-    ``joules_per_sample``: by kind of counter."""
+    """The measurements of one run; missing values are None. ``epochs``: number of epochs to the target;
+    ``epoch_s``: mean seconds of an epoch including its evaluation, without the first epoch's excess; ``joules``
+    and ``joules_per_sample``: by kind of counter."""
 
     time_to_train_s: Seconds | None = None
     time_to_train_without_staging_s: Seconds | None = None
@@ -37,11 +38,12 @@ class RunFigures(Fields):
 
 
 class HistoryRecord(Fields):
-    """``when``: time of the measurement, in UTC. ``machine``: its accelerators or processor; ``node``: the host,
-    if only one was measured. ``settings``: a digest of all settings. ``versions``: those of the preset, the data
-    generator and the parts. ``runs``: the runs that the measurement consists of; ``figures``: other measured
-    figures. ``content``: the files of the measurement as they were read. ``of``: the record that this one
-    withdraws; ``text``: the reason, or an annotation of ``system``."""
+    """A measurement, a withdrawal or an annotation. ``when``: time of the measurement, in UTC. ``machine``: the
+    accelerators or the processor; ``node``: the host, if a single node was measured. ``settings``: a digest of all
+    settings. ``versions``: the versions of the preset, the data generator and the parts. ``runs``: the runs of
+    which the measurement consists; ``figures``: other measured values. ``content``: the files of the measurement
+    as they were read. ``of``: the record that a withdrawal refers to; ``text``: the reason of a withdrawal, or an
+    annotation of ``system``."""
 
     format: Literal[1] = Field(default=1, alias="history")
     kind: Kind
@@ -70,18 +72,19 @@ class HistoryRecord(Fields):
     text: Text | None = None
 
     def canonical(self) -> bytes:
-        """The bytes of the record's file."""
+        """The content of the record's file: canonical JSON as bytes."""
         return canonical({"history": FORMAT, **self.model_dump(exclude_defaults=True)})
 
 
 def canonical(value: Any) -> bytes:
-    """``value`` as JSON, with sorted keys and without blanks."""
+    """``value`` as JSON with sorted keys and without blanks."""
     text = json.dumps(finite(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")
 
 
 def time_text(when: str | float | None) -> str | None:
-    """An ISO 8601 time or seconds since 1970, as text in UTC, to the second; None for anything else."""
+    """A time as text in UTC, to the second, from an ISO 8601 time or from seconds since 1970; None for any other
+    value."""
     try:
         at = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when or 0, UTC)
         return None if when is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,8 +1,8 @@
-"""Takes the hyperparameters of another submission from its log: ``mlhpc run --hyperparameters-from LOG``.
+"""Takes hyperparameters from the log of a different submission: ``mlhpc run --hyperparameters-from LOG``.
 
 In an MLPerf round, submitters may borrow each other's hyperparameters (Farrell et al. 2021, section 3.2.2). The
-suite's settings have the names of the logging rules, so the values in a log are used unchanged. Values whose
-meaning may differ in another implementation's log are refused rather than guessed. Target, data, seed and other
+suite's settings have the names that the logging rules define, so the values in a log are used unchanged. Values
+whose meaning may differ in the log of a different implementation are refused. Target, data, seed and other
 settings are not taken.
 """
 
@@ -29,10 +29,10 @@ def load_run(
     config: Path | None = None,
     log: Path | None = None,
 ) -> Run:
-    """The run of a preset, or of ``config`` (a run's config.toml), with its hyperparameters replaced by those in
-    ``log``, and then with ``settings`` on top. ``log`` may be the folder of a run. Raises UserError, also for a
-    log of another benchmark, for missing or repeated hyperparameters, and for values that are ambiguous or that
-    the settings cannot express; ``settings`` may provide such values instead.
+    """The run of a preset, or of ``config`` (the config.toml of a run), with its hyperparameters replaced first by
+    those in ``log`` and then by ``settings``. ``log`` may be the folder of a run. Raises UserError for an
+    unreadable log or a log of a different benchmark, for missing or repeated hyperparameters, and for values that
+    are ambiguous or that the settings cannot express, unless ``settings`` contains such a value.
     """
 
     def loaded(tables: dict[str, Any]) -> Run:
@@ -63,7 +63,7 @@ def load_run(
 
 
 def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The source of the hyperparameters, and their values except those that ``given`` replaces."""
+    """The source of the hyperparameters, and their values except for hyperparameters that ``given`` replaces."""
     with as_user_error(path, "cannot be read", "pass the log of a submission (result_N.txt)"):
         digest = sha256(path)
     log = parse(path)
@@ -96,8 +96,8 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
 
 
 def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of ``keys`` in the log. Raises UserError if a key has several values, as in concatenated logs, or
-    a value that is not finite."""
+    """The values of ``keys`` in the log. Raises UserError for a key with several values, as in concatenated logs,
+    and for a value that is not finite."""
     for key in keys:
         values = [record.value for record in log.all(key) if record.value is not None]
         if any(value != values[0] for value in values):
@@ -112,8 +112,8 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
 
 
 def _plain(value: Any, annotation: Any) -> Any:
-    """``value`` converted to the type of the setting: a name gets the setting's case, and a single number becomes
-    a list of one."""
+    """``value`` converted to the type of the setting: a name is written in the case that the setting uses, and a
+    single number becomes a list with one element."""
     if get_origin(annotation) is Literal:
         same = (name for name in get_args(annotation) if str(name).casefold() == str(value).casefold())
         return next(same, value)

@@ -1,9 +1,9 @@
 """Reads the MLPerf logging (MLLOG) lines of any file as typed records.
 
 Published logs are irregular: they may have other text between the lines, a truncated last line, the clocks of
-several ranks in one file, or stops of the wrong event type. So records are recognised only by their key, the
-content of a line never raises an error, and unreadable lines are kept as ``Problem`` with their number. Text is
-made printable, and numbers finite, here, once for all readers.
+several ranks in one file, or stops of the wrong event type. Therefore records are recognised only by their key, no
+line raises an error, and unreadable lines are kept as ``Problem`` with their line number. Text is made printable
+and numbers finite in this module, once for all readers.
 """
 
 import hashlib
@@ -24,8 +24,7 @@ from mlhpc.quantities import binary_text, count
 
 TOKEN = ":::MLLOG "
 _OLDER = {":::MLL ": "0.6", ":::MLPv0.5.0 ": "0.5"}
-"""Tokens of the formats before MLLOG, which are not read here, and the rounds of MLPerf Training that used
-them."""
+"""Tokens of older formats, which this module does not read, and the rounds of MLPerf Training that used them."""
 _LONGEST_READ = 2**20  # characters per line; published lines have up to a few thousand
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
 """Python's first and last date (years 1 and 9999), in milliseconds since 1970."""
@@ -68,7 +67,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A value of the quality metric. ``epoch`` is as logged, counted from 0 in some logs of round 0.7."""
+    """A value of the quality metric. ``epoch``: the number in the log; some logs of round 0.7 count from 0."""
 
     epoch: int | None
     value: float
@@ -82,11 +81,12 @@ class Log:
 
     ``mllog_lines``: the line number of every line with the token, readable or not, because the official checker
     counts lines in that list, not in the file. ``repeated``: lines of records in which a key is repeated; the last
-    value is used. ``longest``: bytes of the longest line with the token, even if it is not read completely.
-    ``parsing_cost``: the sum of the squares of these lines' bytes, to which the official parser's time is
-    proportional. ``first_epoch``: the number of the first epoch, which is 0 in the TensorFlow reference's logs of
-    round 0.7 and 1 elsewhere. ``fingerprint``: a digest of the times of all records, the same for copies of one
-    run. ``unreadable``: why there are no records, in words; "" if there are some.
+    value is used. ``longest``: length in bytes of the longest line with the token, even if it is not read
+    completely. ``parsing_cost``: the sum of the squares of the lengths of these lines in bytes, to which the run
+    time of the official parser is proportional. ``first_epoch``: the number of the first epoch, which is 0 in the
+    TensorFlow reference's logs of round 0.7 and 1 elsewhere. ``fingerprint``: a digest of the times of all
+    records, which is the same for copies of a run's log. ``unreadable``: the reason if there are no records;
+    otherwise "".
     """
 
     path: Path
@@ -101,15 +101,15 @@ class Log:
     unreadable: str = ""
 
     def all(self, key: str) -> tuple[Record, ...]:
-        """The records of ``key`` in the file's order."""
+        """The records with the key ``key``, in the order of the file."""
         return self._by_key.get(key, ())
 
     def first(self, key: str) -> Record | None:
-        """The first record of ``key``; None if there is none."""
+        """The first record with the key ``key``; None if there is none."""
         return next(iter(self.all(key)), None)
 
     def value(self, key: str) -> Any:
-        """The value of the first record of ``key``; None if there is none."""
+        """The value of the first record with the key ``key``; None if there is none."""
         record = self.first(key)
         return record.value if record else None
 
@@ -132,19 +132,20 @@ class Log:
 
     @property
     def staging(self) -> tuple[Interval, ...]:
-        """The intervals of staging, in the file's order. Every rank may log its own, so overlapping intervals are
-        merged."""
+        """The intervals of staging, in the order of the file. Each rank may log an interval, so overlapping
+        intervals are merged."""
         return tuple(self._staging())
 
     @property
     def epochs(self) -> tuple[Interval, ...]:
-        """The run's intervals from epoch_start to epoch_stop, in the file's order."""
+        """The run's intervals from epoch_start to epoch_stop, in the order of the file."""
         return tuple(self._intervals("epoch_start", "epoch_stop"))
 
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
 
-        Only these can meet the target. "Between" refers to the order in the file, since clocks may go backwards.
+        Only values between these records can meet the target. "Between" refers to the order of records in the
+        file, since clocks may go backwards.
         """
         start, stop = self.first("run_start"), self.first("run_stop")
         if not start:
@@ -157,7 +158,8 @@ class Log:
         )
 
     def condensed(self, keep: Callable[[str], bool]) -> "Log":
-        """The log with only the records whose key ``keep`` accepts; problems and line numbers are dropped."""
+        """A copy of the log with only the records whose key ``keep`` accepts, and without problems and line
+        numbers."""
         return replace(
             self, records=tuple(r for r in self.records if keep(r.key)), problems=(), mllog_lines=()
         )
@@ -180,7 +182,7 @@ class Log:
                 if len(stops) == len(starts):
                     yield Interval(min(starts), max(stops))
                     starts, stops = [], []
-        if stops:  # an interval without a stop record lasts until the last one
+        if stops:  # a start without a stop: the interval ends at the last stop
             yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
@@ -198,8 +200,8 @@ LARGEST = 256 * 2**20
 
 
 def parse(path: Path, flags: int = 0) -> Log:
-    """Read the MLLOG lines of ``path``; ``flags`` as for ``open_regular``. A file without such lines yields a
-    ``Log`` without records.
+    """Read the MLLOG lines of ``path``; ``flags`` as for ``open_regular``. For a file without such lines, returns
+    a ``Log`` without records.
 
     Raises:
         UserError: the file cannot be opened.
@@ -262,8 +264,8 @@ def _unreadable(mllog_lines: int, older: str) -> str:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each truncated to _LONGEST_READ characters to bound the memory. An empty line at the
-    end means that only LARGEST characters of the file were read."""
+    """The lines of a file, each truncated to _LONGEST_READ characters to limit memory use. An empty last line
+    means that only the first LARGEST characters of the file were read."""
     left = LARGEST
     while line := file.readline(_LONGEST_READ):
         yield line
@@ -323,8 +325,8 @@ def _integer(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether ``value`` is a number. JSON's true and false are not, although they are in Python, and neither are
-    integers beyond the range of a float."""
+    """Return whether ``value`` is a number. JSON's true and false do not count as numbers, although they do in
+    Python, nor do integers beyond the range of a float."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float)

@@ -1,12 +1,13 @@
-"""Divides the time of a run into parts, by its log, which may be the MLLOG file of any program.
+"""Divides the time of a run into parts, using its log, which may be an MLLOG file written by any program.
 
 All time from run_start to run_stop belongs to exactly one part, so the parts add up to the total. Records after
-run_stop are ignored, since some published logs continue training for a power measurement. Epochs are counted as
-they begin; epoch_num, which some logs count from 0, only identifies evaluations that run concurrently with the
-next epoch (NVIDIA's OC20 in HPC 3.0). Their time counts as that epoch's training, which does not wait for them.
+run_stop are ignored, since some published logs continue training for a power measurement. Epochs are counted in
+the order in which they begin; epoch_num, which starts at 0 in some logs, only identifies evaluations that run
+concurrently with the next epoch (NVIDIA's OC20 in HPC 3.0). The time of such an evaluation counts as training of
+the next epoch, which does not wait for the evaluation.
 
-The events of this suite's runs have more detail (``record/breakdown.py`` divides training into data wait and
-steps); here all runs are measured in the same way.
+The events of this suite's runs are more detailed (``record/breakdown.py`` divides training into data wait and
+steps), but this module measures all runs in the same way.
 """
 
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ _OWNERS = {"eval": "evaluation", "save": "rest", "staging": "staging", "epoch": 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Seconds of one epoch for training, evaluation and checkpoints, and the number of samples that it trained on.
-    That is steps × batch size if steps are logged, or else ``train_samples``; None if the epoch did not end or
-    neither is logged."""
+    """Seconds of training, evaluation and checkpoints in one epoch, and the number of training samples: steps ×
+    batch size if steps are logged, otherwise ``train_samples``; None if the epoch did not end or neither is
+    logged."""
 
     train_s: float
     eval_s: float
@@ -62,14 +63,14 @@ class Phases:
 
     @property
     def epoch_s(self) -> float | None:
-        """T_epoch: the mean epoch with its evaluation and checkpoints, including the first epoch's excess
-        (Farrell et al. 2021, section 4.1.1). None without an epoch."""
+        """T_epoch: mean seconds of an epoch with its evaluation and checkpoints, including the first epoch's
+        excess (Farrell et al. 2021, section 4.1.1). None for a log without epochs."""
         whole = sum(e.train_s + e.eval_s + e.save_s for e in self.epochs)
         return whole / len(self.epochs) if self.epochs else None
 
     @property
     def train_rate(self) -> float | None:
-        """Training samples/s over all epochs of known size, without evaluation."""
+        """Training samples per second over all epochs of known size, excluding the time of evaluations."""
         counted = [e for e in self.epochs if e.samples is not None]
         seconds = sum(e.train_s for e in counted)
         return sum(e.samples or 0.0 for e in counted) / seconds if seconds > 0 else None
@@ -92,7 +93,7 @@ def phases(log: Log) -> Phases | None:
             continue
         if record.line < stop.line and not (edge in ("start", "stop") and name in _OWNERS):
             continue
-        # If a file has the clocks of several ranks, time goes back by milliseconds; do not count it twice.
+        # In a file with the clocks of several ranks, times go back by milliseconds; no time is counted twice.
         passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
         intervals.spend(passed)
         if edge == "start":
@@ -116,7 +117,7 @@ def phases(log: Log) -> Phases | None:
 
 
 def _continued(log: Log) -> set[float | None]:
-    """The epoch_num of each epoch that ends after a later one has begun."""
+    """The epoch_num of each epoch that ends only after a later epoch has begun."""
     begun, continued, latest = set[float | None](), set[float | None](), None
     for record in log.records:
         number = _number(record)
@@ -128,8 +129,8 @@ def _continued(log: Log) -> set[float | None]:
 
 
 class _Intervals:
-    """The intervals that are open at a point in a log, and the seconds spent in each kind so far. ``continued``:
-    the result of ``_continued``."""
+    """The intervals that are open at a point in a log, and the seconds spent so far in each part and epoch.
+    ``continued``: the result of ``_continued``."""
 
     def __init__(self, continued: set[float | None]) -> None:
         self._continued = continued
@@ -140,7 +141,7 @@ class _Intervals:
         self._evaluated: float | None = None
 
     def spend(self, seconds: float) -> None:
-        """Add ``seconds`` to the part and the epoch that they belong to."""
+        """Add ``seconds`` to the part and the epoch that are currently open."""
         owner = next((part for key, part in _OWNERS.items() if self._open.get(key)), "rest")
         self.spent[owner] += seconds
         if owner == "evaluation":
@@ -155,13 +156,13 @@ class _Intervals:
             self.epochs[-1].save_s += seconds
 
     def begin(self, name: str, record: Record) -> None:
-        """Open an interval. The start of an epoch or evaluation ends the previous one; staging may be logged by
-        every rank."""
+        """Open the interval that ``record`` starts. The start of an epoch or evaluation ends the previous one.
+        Every rank may log staging."""
         if name == "eval" and self._is_beside(record):
             return
         if name == "epoch":
             if self._evaluated in self._continued - {_number(record)}:
-                self._open["eval"] = 0  # from here on concurrent with this epoch
+                self._open["eval"] = 0  # from now on, it is concurrent with this epoch
             self.epochs.append(_Open(record))
         if name == "eval":
             self._evaluated = _number(record)
@@ -170,7 +171,8 @@ class _Intervals:
         self._open[name] = self._open.get(name, 0) + 1 if name == "staging" else 1
 
     def end(self, name: str, record: Record, *, all_ranks: bool) -> None:
-        """Close an interval; staging is closed once it has ended on ``all_ranks``."""
+        """Close the interval that ``record`` ends. Staging is closed when it has ended on every rank that logged
+        its start, or if ``all_ranks``."""
         if name in ("epoch", "eval") and self._is_beside(record):
             for epoch in self.epochs:
                 if name == "epoch" and epoch.number == _number(record):
@@ -182,7 +184,7 @@ class _Intervals:
         self._open[name] = ranks_left if name == "staging" and not all_ranks else 0
 
     def _is_beside(self, record: Record) -> bool:
-        """Whether ``record`` belongs to an epoch that continues while a later epoch trains."""
+        """Return whether ``record`` belongs to an epoch that continues while a later epoch trains."""
         number, latest = _number(record), self.epochs[-1].number if self.epochs else None
         return number in self._continued and latest not in (None, number)
 

@@ -1,9 +1,9 @@
 """The progress of a run, from the events of its ranks; an active run on other nodes is followed through a shared
 file system.
 
-Rank 0's events contain phase, epoch and metric; those of other ranks, their data wait and the energy of their
-node. In a large run only the first ranks are followed. Each update reads only the new parts of their files and,
-for ranks other than 0, parses only relevant lines.
+The events of rank 0 contain phase, epoch and metric; the events of other ranks contain their data wait and the
+energy of their node. In a large run, only the first ranks are followed. Each update reads only what was added to
+their files and, for ranks other than 0, parses only relevant lines.
 """
 
 import os
@@ -26,7 +26,7 @@ from mlhpc.record.events import is_event
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
-"""Maximum bytes read from a file per update; the next update continues there."""
+"""Maximum bytes read from a file per update; the next update continues from that position."""
 _LEAST_BYTES = 64 * 2**10
 HOLE_S = 30.0
 """Seconds after which zeros in a file count as lost bytes, and no longer as bytes not yet visible on this node."""
@@ -40,9 +40,9 @@ class Progress:
     ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps``: progress
     within the current epoch. ``best``: best value of the target's metric. ``samples_per_s`` and
     ``data_wait_share`` (of the rank that waited longest) refer to the last epoch whose training is complete.
-    ``left_s``: seconds until the end of the last epoch, if the target is not met earlier. ``quiet_s``: seconds
-    since the last event of any rank. ``energy``: by kind of counter. ``status``: running until the run has
-    recorded its end; whether its processes are alive is not checked.
+    ``left_s``: estimated seconds until the end of the last possible epoch, if the target is not met earlier.
+    ``quiet_s``: seconds since the last event of any rank. ``energy``: by kind of counter. ``status``: running
+    until the run has recorded its end; whether its processes are alive is not checked.
     """
 
     status: str
@@ -66,7 +66,7 @@ class Progress:
 
 @dataclass
 class _Tail:
-    """The complete lines added to a file since the last update."""
+    """Reads the complete lines that were added to a file since the last update."""
 
     path: str
     clock: Callable[[], float] = time.monotonic
@@ -75,18 +75,18 @@ class _Tail:
     since: float = 0.0  # when ``offset`` reached the line with the hole
 
     def was_cut(self, size: int) -> bool:
-        """Whether the file, which has at least ``size`` bytes, has been truncated since it was read. Raises
-        OSError."""
+        """Return whether the file, which has at least ``size`` bytes, was truncated after it was last read. Raises
+        OSError if it cannot be read."""
         if size >= self.offset:
             return False
-        fd = open_regular(self.path)  # opening makes NFS query the size; a cached one may be too small
+        fd = open_regular(self.path)  # opening makes NFS query the size; a cached size may be too small
         try:
             return os.fstat(fd).st_size < self.offset
         finally:
             os.close(fd)
 
     def read(self, size: int) -> list[bytes]:
-        """The new lines of the file, which has at least ``size`` bytes. Raises OSError."""
+        """The new lines of the file, which has at least ``size`` bytes. Raises OSError if it cannot be read."""
         if size <= self.offset:
             return []
         fd = open_regular(self.path)
@@ -116,7 +116,8 @@ class _Tail:
         return lines
 
     def _after_hole(self, data: bytes) -> bytes:
-        """The data after the line with the hole in ``data``; all of ``data`` if nothing follows."""
+        """The part of ``data`` after the line that contains a hole (zero bytes); all of ``data`` if nothing
+        follows that line."""
         self.since = self.clock()
         zero = data.find(b"\0")
         after = data.find(b"\n", zero) + 1
@@ -127,7 +128,7 @@ class _Tail:
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events in ``lines``, without lines that are no events."""
+    """The events in ``lines``; other lines are skipped."""
     for line in lines:
         with suppress(ValueError):
             event = parse_json(line.decode())
@@ -136,8 +137,8 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def _counts(line: bytes) -> bool:
-    """Whether ``_Rank.take`` may need the event in ``line``. This check takes a tenth of the time of parsing the
-    line."""
+    """Return whether ``_Rank.take`` may need the event in ``line``. This check takes a tenth of the time of
+    parsing the line."""
     return (b'"seconds"' in line and (b'"data_wait"' in line or b'"train"' in line)) or b'"energy"' in line
 
 
@@ -162,22 +163,22 @@ class _Rank:
 
 
 class Follower:
-    """Follows the run in ``folder``. Raises UserError if there is no run."""
+    """Follows the run in ``folder``. Raises UserError if ``folder`` contains no run."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         if not (folder / "run.log").is_file():
             raise UserError(f"{folder}: not a run folder (no run.log); pass the --out folder of a run")
         self.folder, self._clock = folder, clock
         self._config = _config(folder / "config.toml")
-        self._ranks: dict[str, _Rank] = {}  # by the names of their files
+        self._ranks: dict[str, _Rank] = {}  # the followed ranks, by the names of their files
         self._begin()
 
     def _begin(self) -> None:
-        """Reset to the state before any of rank 0's events were read."""
-        self._of_rank0: list[Event] = []  # without the many events that are only counted
+        """Reset to the state before any events of rank 0 were read."""
+        self._of_rank0: list[Event] = []  # without the frequent events that are only counted
         self._open: list[Event] = []
         self._reported: Event = {}
-        self._energy: Event = {}  # rank 0's note at the end, for all nodes
+        self._energy: Event = {}  # rank 0's final note on the energy of all nodes
         self._status = "running"
         self._last_t = 0.0
         self._age = 0.0  # seconds since rank 0's last event
@@ -195,7 +196,7 @@ class Follower:
                         os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))
                     status = entry.stat()
                     newest = max(newest, status.st_mtime)
-                    if rank.tail.was_cut(status.st_size):  # the events read belong to another run
+                    if rank.tail.was_cut(status.st_size):  # the events read so far belong to a different run
                         rank = self._ranks[entry.name] = _Rank(_Tail(entry.path, self._clock))
                         if entry.name == _RANK_0:
                             self._begin()
@@ -210,8 +211,8 @@ class Follower:
         return self._progress(max(0.0, time.time() - newest) if newest else 0.0)
 
     def _new(self, name: str) -> _Rank | None:
-        """The rank whose events are in the file ``name``; None for other files, and for all but the first ranks,
-        since following a rank takes a file-system call at every ``look``."""
+        """The rank whose events are in the file ``name``; None for other files and for all but the first ranks,
+        since every rank followed requires a file-system call in each ``look``."""
         rank = rank_of(name)
         if rank is None or rank >= PER_FOLDER:
             return None
@@ -291,7 +292,8 @@ class Follower:
         return energy_so_far(nodes, elapsed_s, self._status == "running")
 
     def _rate(self, own: list[Event]) -> float | None:
-        """Samples/s in the last epoch whose samples are known; during the first epoch, of its samples so far."""
+        """Samples/s in the last epoch with a known number of samples; during the first epoch, samples so far over
+        time so far."""
         seconds = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         for event in reversed(own):
             is_count = (event["event"], event["name"]) == ("metric", "samples") and _is_number(event)
@@ -307,7 +309,7 @@ class Follower:
 
     def _wait_share(self) -> float | None:
         """Data wait as a share of training, for the rank that waited longest, in the last epoch that rank 0 has
-        trained. The run's data wait is at least this, and is known only at its end
+        trained. This is a lower bound of the run's data wait, which is known only at the end of the run
         (``common/timing/data_wait.py``)."""
         trained = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         if not trained:

@@ -17,7 +17,8 @@ from mlhpc.record.fields import MOST_RANKS, Count, Fields, Number
 NAME = "ranks.json"
 PERCENTILES = ("p50", "p90", "p99", "max")
 _MOST_BYTES = 4 * 2**20
-"""Maximum bytes of events, besides rank 0's, that are read for a run without a table; they take about a second."""
+"""Maximum bytes of events that are read for a run without a table, in addition to those of rank 0; reading them
+takes about a second."""
 _MOST_BYTES_OF_ONE = 256 * 2**20
 _COLUMNS: dict[str, tuple[str, str, str, Callable[[Iterable[float]], float]]] = {
     "init_s": ("end", "init", "seconds", sum),
@@ -36,9 +37,9 @@ Steps = dict[int, dict[str, Number]]
 
 
 class RankTable(Fields):
-    """A column for each quantity (seconds of spans, bytes of memory) with a value for each of ``ranks``, which is
-    null if the rank's events have none. ``steps``: for each epoch, percentiles of the step time in seconds on the
-    rank with the smallest median. ``left_out``: number of ranks that are not in the table."""
+    """A table with a column per quantity (seconds of spans, bytes of memory) and a value per rank, which is null
+    if the rank's events do not contain it. ``steps``: for each epoch, percentiles of the step time in seconds on
+    the rank with the smallest median step time. ``left_out``: number of ranks that are not in the table."""
 
     ranks: Annotated[tuple[Count, ...], Field(max_length=MOST_RANKS)] = ()
     left_out: Count = 0
@@ -53,17 +54,17 @@ class RankTable(Fields):
     steps: Steps = Field(default_factory=dict)
 
     def of(self, column: str) -> dict[int, float]:
-        """The values of a column by rank, sorted from the smallest."""
+        """The values of a column by rank, in ascending order."""
         pairs = zip(self.ranks, getattr(self, column), strict=False)
         return dict(sorted((pair for pair in pairs if pair[1] is not None), key=lambda pair: pair[1]))
 
 
 def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, Any]]) -> None:
-    """Write the table of a run that has ended, from each rank's ``events``. Called by all ranks.
-    Raises UserError."""
+    """Write the table of a run that has ended, from each rank's ``events``. Called by all ranks. Raises UserError
+    if the file cannot be written."""
     rows = np.zeros((world.size, len(_COLUMNS)))
     rows[world.rank] = _row(events)
-    rows = world.sum(rows)  # one reduction of arrays instead of a text from each rank
+    rows = world.sum(rows)  # a single reduction of arrays, instead of a text from each rank
     own = _steps(events)
     last = int(world.max([max(own, default=0)])[0])
     table = np.full((last + 1, len(PERCENTILES)), np.inf)
@@ -78,8 +79,9 @@ def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, A
 
 
 def read_rank_table(folder: Path, ranks: int | None) -> RankTable:
-    """The table of a run with ``ranks`` ranks. If it does not exist, for instance because the run is active, a
-    table made from the events of as many of the first ranks as can be read in about a second. Raises OSError."""
+    """The table of a run with ``ranks`` ranks. If there is no table, for example because the run is active,
+    returns a table made from the events of as many of the first ranks as can be read in about a second. Raises
+    OSError if the files cannot be read."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
         return RankTable.read(folder / NAME)
     read: dict[int, list[dict[str, Any]]] = {}
@@ -106,7 +108,7 @@ def _table(ranks: Iterable[int], rows: Iterable[Sequence[float]], steps: Steps) 
 
 
 def _row(events: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The values of one rank; those that its events do not contain are NaN."""
+    """The values of one rank by column; a value that the rank's events do not contain is NaN."""
     row = []
     for kind, name, key, reduce in _COLUMNS.values():
         own = (e.get(key) for e in events if e.get("event") == kind and e.get("name") == name)

@@ -1,4 +1,5 @@
-"""``result.json``: the outcome of a run, as ``conclusion`` writes it and all readers parse it."""
+"""``result.json``: the outcome of a run. ``conclusion`` writes the file, and all readers use this module to parse
+it."""
 
 from pathlib import Path
 from typing import Annotated, Self
@@ -21,21 +22,21 @@ class Target(Fields):
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """The target of ``run``, not yet met."""
+        """The target of ``run``, before it has been met."""
         return cls(metric=run.target.metric, label=run.target.label, value=run.target.value)
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether higher values of the metric are better, which is true only for accuracies."""
+        """Return whether higher values of the metric are better, which is true only for accuracies."""
         return self.metric == "eval_accuracy"
 
     def met_by(self, value: float) -> bool:
-        """Whether ``value`` meets the target, by the same rule that ends a run."""
+        """Return whether ``value`` meets the target, by the rule that also ends a run."""
         return meets(value, self.value, higher_is_better=self.higher_is_better)
 
 
 class Epoch(Fields):
-    """Seconds, samples and bytes of one epoch, and the quality under the metric's name."""
+    """Seconds, samples and bytes of one epoch, and the quality under the name of the metric."""
 
     epoch: Count
     train_s: Seconds | None = None
@@ -56,7 +57,7 @@ class Epoch(Fields):
     exchange_bytes: Count | None = None
 
     def quality(self, metric: str) -> float | None:
-        """The value of ``metric`` after the epoch; None if it is missing or not a usable number."""
+        """The value of ``metric`` after the epoch; None if the value is missing or unusable."""
         value = (self.model_extra or {}).get(metric)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
             return None
@@ -64,7 +65,7 @@ class Epoch(Fields):
 
 
 class Samples(Fields):
-    """Numbers of samples, and the ``shape`` of a sample as the network reads it."""
+    """Numbers of training and evaluation samples, and the ``shape`` of a sample as the network reads it."""
 
     train: Count
     eval: Count
@@ -72,9 +73,10 @@ class Samples(Fields):
 
 
 class Staging(Fields):
-    """Staging, summed over ranks (``StagingReport``). ``files`` and ``bytes``: what was copied; ``kept``: number
-    of files that were already in place, of which ``shared`` were in use by another run. ``waited_s``: if training
-    ``overlapped``, the seconds that it waited after the first epoch for the slowest rank's copying."""
+    """Counts of staging, summed over ranks (``StagingReport``). ``files`` and ``bytes``: the number of copied
+    files and their bytes; ``kept``: number of files that were already in place, of which ``shared`` were in use by
+    another run. ``waited_s``: if training ``overlapped`` with staging, the seconds that it waited after the first
+    epoch until the slowest rank had copied its files."""
 
     files: Count
     bytes: Count
@@ -96,8 +98,8 @@ class Staging(Fields):
 
 
 class SlowRank(Fields):
-    """Seconds of data wait in training and evaluation during which the other ranks waited for this rank.
-    ``epoch``: the epoch in which they waited most."""
+    """A rank for which other ranks waited: the seconds of data wait that the rank caused in training and in
+    evaluation. ``epoch``: the epoch in which the rank caused most data wait."""
 
     rank: Count
     train_s: Seconds = 0.0
@@ -106,8 +108,8 @@ class SlowRank(Fields):
 
 
 class SlowBatch(Fields):
-    """The ``seconds`` that ``rank`` waited for a training batch, and the names of some of the batch's ``samples``,
-    if known."""
+    """A slow batch: the ``seconds`` that ``rank`` waited for a training batch, and the names of some ``samples``
+    in the batch, if known."""
 
     seconds: Seconds
     rank: Count
@@ -117,9 +119,9 @@ class SlowBatch(Fields):
 
 
 class DataWait(Fields):
-    """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: the
-    ranks that the others waited for, slowest first; ``batches``: batches that took much longer to arrive than
-    others."""
+    """The data wait of a run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: the
+    ranks for which other ranks waited, slowest first; ``batches``: the batches that took much longer than usual to
+    arrive."""
 
     of: Text
     train_s: Seconds = 0.0
@@ -129,9 +131,10 @@ class DataWait(Fields):
 
 
 class DataFormat(Fields):
-    """How the data set was stored. ``codec``: None means as published. ``max_error``: the error bound of a lossy
-    codec, as a share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or
-    "numpy". ``samples_per_archive``: None means not packed. ``shuffle_scope``: "sample", "node" or "global"."""
+    """The format in which the data set was stored. ``codec``: None means the published format. ``max_error``: the
+    error bound of a lossy codec, as a share of the value or of the channel's range (``max_error_of``).
+    ``decoder``: "compiled" or "numpy". ``samples_per_archive``: None means that samples were not packed.
+    ``shuffle_scope``: "sample", "node" or "global"."""
 
     codec: Name | None = None
     lossy: bool = False
@@ -152,20 +155,20 @@ class DataFormat(Fields):
 
 
 class Emulation(Fields):
-    """Step times of an emulated run in seconds."""
+    """The durations of emulated steps in seconds."""
 
     step_s: Seconds
     eval_step_s: Seconds = 0.0
 
 
 class Result(Fields):
-    """``status``: "success" (target met), "failed" (finished without meeting the target), "aborted" or "emulated"
-    (``--compute``). An emulated or resumed run has no times to train. ``extended_from_epochs``: the maximum number
-    of epochs of a run before it was resumed with more. ``breakdown_s``: the seconds of the parts, with
-    ``exchange`` only if nodes exchanged their shards; ``first_epoch_excess`` is None with fewer than three whole
-    epochs, and ``staging`` is None if nothing was staged. ``energy``: by kind of counter; None without counters;
-    ``node`` includes the others. ``versions``: those of the ``preset``, of the ``parts``, and of the generator of
-    synthetic ``data``."""
+    """The result of a run. ``status``: "success" (target met), "failed" (finished without meeting the target),
+    "aborted" or "emulated" (``--compute``). Emulated and resumed runs have no time to train.
+    ``extended_from_epochs``: the earlier maximum number of epochs, if the run was resumed with a larger one.
+    ``breakdown_s``: the seconds of the parts, with ``exchange`` only if nodes exchanged their shards;
+    ``first_epoch_excess`` is None with fewer than three whole epochs, and ``staging`` is None if nothing was
+    staged. ``energy``: by kind of counter; None without counters; the kind ``node`` includes all other kinds.
+    ``versions``: the versions of the ``preset``, of the ``parts``, and of the generator of synthetic ``data``."""
 
     mlhpc: Text | None = None
     benchmark: Name
@@ -196,17 +199,18 @@ class Result(Fields):
 
     @property
     def trained_samples(self) -> int:
-        """Number of samples trained on, over all epochs."""
+        """Total number of training samples over all epochs."""
         return sum(epoch.samples or 0 for epoch in self.epochs)
 
     @property
     def joules(self) -> dict[str, float]:
-        """The joules of training by kind of counter, without incomplete figures."""
+        """The joules of the run by kind of counter, without kinds for which a counter is missing."""
         return whole_joules(self.energy)
 
 
 def energies_of(log: Path) -> dict[str, Energy]:
-    """The energies of the run whose log is ``log``; empty if the run is not this suite's or has none."""
+    """The energies of the run with the log ``log``; empty if the run was not made by this suite or has no
+    energies."""
     if log.name != "run.log":
         return {}
     try:

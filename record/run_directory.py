@@ -1,6 +1,6 @@
 """Reads a run folder: log, result, configuration and environment, if they exist. The folder may be untrusted:
-types and bounds of its values are checked once, here, so that readers need not expect a time of ``inf``, 10¹²
-ranks or a preset that contains shell code. Links among its files are not followed.
+types and bounds of values are checked once, in this module, so that readers need not expect a time of ``inf``,
+10¹² ranks or a preset that contains shell code. Links in the folder are not followed.
 """
 
 import os
@@ -31,8 +31,8 @@ _RECENT_S = 600.0
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run. ``env``: the content of env.json, empty if it cannot be used. ``problems``: name and
-    problem of every file that is missing or damaged."""
+    """The parsed files of a run. ``env``: the content of env.json; empty if the file is missing or invalid.
+    ``problems``: name and problem of every file that is missing or damaged."""
 
     path: Path
     log: Log | None
@@ -45,7 +45,8 @@ class RunDirectory:
 
     @property
     def benchmark(self) -> str:
-        """The benchmark, from the result, the configuration or the log; ``run`` if none of them states it."""
+        """The benchmark, from the result, the configuration or the log; ``run`` if none of these states the
+        benchmark."""
         source = self.result or self.config
         if source:
             return source.benchmark
@@ -53,7 +54,7 @@ class RunDirectory:
 
     @property
     def preset(self) -> str | None:
-        """The preset, from the result or the configuration; None if there is neither."""
+        """The preset, from the result or the configuration; None if both are missing."""
         source = self.result or self.config
         return source.preset if source else None
 
@@ -66,14 +67,14 @@ class RunDirectory:
 
     @property
     def target(self) -> Target | None:
-        """The target, from the result or else from the configuration; None if there is neither."""
+        """The target, from the result or, without a result, from the configuration; None if both are missing."""
         if self.result:
             return self.result.target
         return Target.of(self.config) if self.config else None
 
 
 def read(path: Path) -> RunDirectory:
-    """Reads the run folder ``path``, tolerating missing and damaged files.
+    """Read the run folder ``path``, tolerating missing and damaged files.
 
     Raises:
         UserError: ``path`` is not a folder, or contains neither a run.log nor a result.json.
@@ -105,10 +106,10 @@ def read(path: Path) -> RunDirectory:
 
 
 def running(run: RunDirectory) -> str:
-    """Why the run is considered active; empty if it has ended or its process no longer exists.
+    """The reason why the run is considered active; empty if it has ended or its process no longer exists.
 
-    A rank keeps a lock on its events until it exits (``RunLog``). If the run is on another machine, whose locks
-    may not be visible here, it is considered active if it has events from the last ten minutes.
+    A rank keeps a lock on its events until it exits (``RunLog``). A run on a different machine, whose locks may
+    not be visible on this one, is considered active if it has events from the last ten minutes.
     """
     if run.result or (run.log and run.log.first("run_stop")):
         return ""
@@ -132,7 +133,8 @@ def _log(path: Path) -> Log:
 
 
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
-    """A problem that names the first missing events file and the number of others."""
+    """The problem that events of some ranks are missing, with the name of the first missing file and the number of
+    further missing files."""
     present = event_files(path)
     missing = ranks - sum(rank < ranks for rank in present)
     if not missing:

@@ -1,4 +1,4 @@
-"""Files about several runs: ``campaign.json``, and, in a study, ``cell.json`` and ``servers.json``."""
+"""The contents of ``campaign.json`` and, for studies, of ``cell.json`` and ``servers.json``."""
 
 from typing import Annotated, Literal
 
@@ -14,8 +14,8 @@ Value = str | int | float | bool
 
 
 class RunState(Fields):
-    """One run of a campaign. ``why``: the reason why it did not converge; ``aborted``: number of aborted attempts;
-    ``evicted``: whether the page caches were dropped before it."""
+    """One run of a campaign. ``why``: the reason if the run did not converge; ``aborted``: number of aborted
+    attempts; ``evicted``: whether page caches were dropped before the run."""
 
     name: Text
     state: State
@@ -30,7 +30,7 @@ class RunState(Fields):
 
 
 class CampaignScore(Fields):
-    """The score in ``minutes``, or ``why`` there is none; for throughput, T, S and M'."""
+    """The score in ``minutes``, or the reason (``why``) if there is none; for throughput, also T, S and M'."""
 
     minutes: float | None = None
     without_staging_minutes: float | None = None
@@ -59,8 +59,7 @@ class CampaignRecord(Fields):
 
 
 class CellRecord(Fields):
-    """A cell of a study: the settings of the runs in its folder, their data set, and the folder that it is staged
-    to."""
+    """A cell of a study: the settings of the runs in its folder, their data set, and the staging folder."""
 
     settings: Annotated[dict[Text, str | bool | int | Number], Field(min_length=1)]
     data: Text

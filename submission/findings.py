@@ -1,4 +1,4 @@
-"""Findings of the rules, their verdict, and printing them."""
+"""Verdicts on findings, and the output of findings as text and tables."""
 
 import difflib
 import re
@@ -19,12 +19,12 @@ STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning
 
 
 def passes(findings: Sequence[Finding]) -> bool:
-    """Whether there are no errors except expected ones."""
+    """Return whether ``findings`` contains no errors other than expected ones."""
     return not any(f.severity == "error" for f in findings)
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The findings in one line, counted as in ``print_findings``."""
+    """The verdict in one line, with the numbers of findings as merged by ``print_findings``."""
     findings = grouped(findings)
     number = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
     warnings = f"; {count(number['warning'], 'warning')}" if number["warning"] else ""
@@ -36,8 +36,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings that differ only in place and value, in the order of first occurrence: a hundred logs that
-    lack a key yield one finding."""
+    """Merge findings that differ only in place and value, so that a hundred logs without a key yield a single
+    finding. The order is that of the first occurrences."""
     groups: dict[Finding, list[Finding]] = {}
     for f in findings:
         groups.setdefault(replace(f, where="", actual=""), []).append(f)
@@ -56,7 +56,7 @@ def _distinct(texts: Sequence[str], between: str) -> str:
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> int:
-    """Prints the findings as a table, and the verdict as the last line.
+    """Print the findings as a table, and the verdict as the last line.
 
     Returns the exit status of ``mlhpc check``: 0 if the run passes, 1 if there are unexpected findings.
     """
@@ -75,7 +75,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
 
 
 def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
-    """A table of (path of the set or empty, finding) pairs."""
+    """A table of findings, from pairs of the path of a set (or an empty path) and a finding."""
 
     def finding(path: str, f: Finding) -> Cell:
         return Cell(f.rule, (f.where, path or f.source), tone=f.severity, bold=f.severity)
@@ -95,7 +95,8 @@ def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
 
 
 def allowed_value(field: str, actual: str, allowed: Sequence[str]) -> tuple[str, str]:
-    """The expected value of a field with ``allowed`` values, and what to do about any other."""
+    """Text for a finding on a field that must have one of the ``allowed`` values: the expected values, and the
+    remedy for the ``actual`` value."""
     letters = re.sub("[^a-z]", "", actual.lower())
     folded = {re.sub("[^a-z]", "", each.lower()): each for each in allowed}
     within = [each for each in folded if letters and letters in each]

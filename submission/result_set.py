@@ -16,9 +16,10 @@ PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
 """A file that a submitter may put next to results to make package_checker skip a check."""
 SCALING = "scaling.json"
-"""A file that the official tools have written next to results since round 2.1, with a factor of the score."""
+"""A file with a scaling factor of the score, which the official tools have written next to results since round
+2.1."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
-"""Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
+"""Prefixes of hyperparameter keys (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
 _SET_KEYS = frozenset(
     {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
@@ -27,13 +28,13 @@ _SET_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class ResultSet:
-    """The runs of one score.
+    """A set of runs for one score.
 
-    ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
-    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: problems with the files
-    of the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for other logs the target
-    is the rules'.
+    ``path``: the folder of the runs, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
+    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be read.
+    ``log_paths``: the logs in natural order, result_2 before result_10. ``problems``: problems with the files of
+    the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for logs of other programs,
+    the target of the rules applies.
     """
 
     path: Path
@@ -52,18 +53,19 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError if one cannot be opened."""
+        """The complete logs. Raises UserError if a log cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property
     def pruned(self) -> tuple[Log, ...]:
-        """The complete logs that the submitter has pruned from a weak set."""
+        """The complete logs of the instances that the submitter has pruned from a weak set."""
         return tuple(map(parse, self.pruned_paths))
 
     @cached_property
     def condensed(self) -> tuple[Log, ...]:
         """The logs reduced to the records that scores and the rules for sets need: a few hundred out of up to
-        millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
+        millions of records, so that a set of large logs fits into memory. Raises UserError if a log cannot be
+        opened."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
 
     @cached_property
@@ -85,8 +87,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """T, the number of compute units (accelerators, or nodes if a node has none) in the system description, or
-        else in a throughput campaign's campaign.json."""
+        """T, the number of compute units (accelerators, or nodes if a node has none) in the system description or,
+        without a description, in the campaign.json of a throughput campaign."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale
@@ -101,6 +103,6 @@ def _is_for_sets(key: str) -> bool:
 
 
 def natural(path: Path) -> list[tuple[int, int | str]]:
-    """A key that sorts result_2 before result_10."""
+    """A sorting key that puts result_2 before result_10."""
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]

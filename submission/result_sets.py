@@ -1,4 +1,4 @@
-"""The sets of runs below a path: one log, one run, a campaign, or the trees of many submitters.
+"""Finds the sets of runs below a path: one log, one run, a campaign, or the trees of many submitters.
 
 Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` next to the logs of
@@ -85,13 +85,14 @@ def _below(top: Path) -> Iterator[ResultSet]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether ``path`` is a log and not a link, which may lead out of the tree to something that would be packed
-    as a log."""
+    """Return whether ``path`` is a log. Links do not count, since a link may lead out of the tree to any file,
+    which would then be packed as a log."""
     return path.is_file() and not path.is_symlink()
 
 
 def _is_above(folder: Path, top: Path) -> bool:
-    """Whether ``folder`` is a link to ``top`` or above it, which would recurse endlessly."""
+    """Return whether ``folder`` is a link to ``top`` or to a folder above it; following such a link would never
+    end."""
     return folder.is_symlink() and top.resolve().is_relative_to(folder.resolve())
 
 
@@ -108,7 +109,8 @@ def _one_log(path: Path) -> ResultSet:
 
 @dataclass(frozen=True)
 class _TreePosition:
-    """The position of a folder in a submission tree; ``benchmark`` is None above that level."""
+    """The position of a folder in a submission tree; ``benchmark`` is None for a folder above the level of
+    benchmarks."""
 
     tree: Path
     org: str
@@ -118,8 +120,8 @@ class _TreePosition:
 
 
 def _tree_position(folder: Path) -> _TreePosition | None:
-    """The position that the path implies. None if the path is not ``<org>/results/<system>/…``, or if the folder
-    ``results`` has neither ``<org>/systems`` next to it nor a level strong or weak below it."""
+    """The position of ``folder`` according to its path. None if the path is not ``<org>/results/<system>/…``, or
+    if ``results`` has neither a folder ``systems`` next to it nor a level strong or weak below it."""
     above = folder.absolute().parts
     for depth in (1, 2, 3):
         if len(above) <= depth + 1 or above[-1 - depth] != "results":
@@ -214,7 +216,7 @@ def _is_run(folder: Path) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Properties shared by the runs of a score; ``target`` None stands for the official target."""
+    """Properties shared by the runs of a score; ``target`` None means the official target."""
 
     benchmark: str = ""
     preset: str | None = None
@@ -222,7 +224,7 @@ class _Kind(NamedTuple):
 
 
 def _kind(run: Path) -> _Kind:
-    """The kind of a run, from the first readable file of its folder that states it."""
+    """The kind of a run, from the first readable file in its folder that states all properties."""
     loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
         ("result.json", lambda path: read_object(path, os.O_NOFOLLOW)),
         ("config.toml", lambda path: parse_toml(read_text(path, flags=os.O_NOFOLLOW))),
@@ -260,7 +262,8 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
 
 
 def _campaign(folder: Path) -> tuple[Metric, int | None]:
-    """The metric and T in campaign.json; without the file, the metric from the folder's name."""
+    """The metric and T in campaign.json. Without this file, the metric follows from the folder's name, and T is
+    None."""
     with contextlib.suppress(OSError, ValueError):
         campaign = CampaignRecord.read(folder / "campaign.json")
         return campaign.metric, campaign.score.T

@@ -28,7 +28,7 @@ def check_options(campaign: Campaign, number: int | None) -> None:
 
 def rule_context(campaign: Campaign) -> rules.RunContext:
     """The facts that the rules can check before the first run. This process may read the manifest because it is
-    not a run; runs open it while their clocks run."""
+    not a run; a run may open the manifest only while its clock is running."""
     paths = RunPaths(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
     states = [read_run(campaign, name) for name in campaign.names]
     return replace(
@@ -40,8 +40,8 @@ def rule_context(campaign: Campaign) -> rules.RunContext:
 
 
 def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
-    """The facts in the manifest; None without one. Raises UserError if no run could use the data set because it is
-    missing or empty, has an invalid manifest, or has too few samples."""
+    """The facts in the data set's manifest; None for a data set without a manifest. Raises UserError if no run
+    could use the data set because it is missing or empty, has an invalid manifest, or has too few samples."""
     data, train_samples = campaign.data, campaign.run.data.train_samples
     if (data / manifest.NAME).exists():
         dataset = manifest.load(data)
@@ -59,8 +59,8 @@ def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
 
 
 def check_settings(campaign: Campaign) -> None:
-    """Raise UserError if runs in the folder have another configuration, since all runs of a score must have the
-    same."""
+    """Raise UserError if runs in the campaign's folder have a different configuration, since all runs of a score
+    must have the same one."""
     expected = parse_toml(load.dumps(campaign.run))
     for name in campaign.names:
         path = campaign.out / name / "config.toml"

@@ -12,7 +12,7 @@ from mlhpc.run_processes import allocated_tasks
 
 
 def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[str]:
-    """The srun options that give the instance in ``slot`` (0 to instances - 1) separate nodes or, with more
+    """The srun options that assign separate nodes to the instance in ``slot`` (0 to instances - 1) or, with more
     instances than nodes, a separate part of a node."""
     if campaign.instances == 1:
         return [f"--ntasks={campaign.ranks}"] if campaign.ranks else []
@@ -27,8 +27,8 @@ def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[
 
 
 def max_ranks(campaign: Campaign, tasks: int) -> int:
-    """Maximum ranks per instance if all run at the same time in a job of ``tasks`` tasks, spread evenly over its
-    nodes; 0 if they do not fit."""
+    """Maximum ranks per instance if all instances run concurrently in a job of ``tasks`` tasks, spread evenly over
+    its nodes; 0 if the job is too small for them."""
     if campaign.instances <= campaign.nodes:
         return tasks * (campaign.nodes // campaign.instances) // campaign.nodes
     instances_per_node = -(-campaign.instances // campaign.nodes)
@@ -36,8 +36,8 @@ def max_ranks(campaign: Campaign, tasks: int) -> int:
 
 
 def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, str]) -> None:
-    """Raise UserError if the instances cannot all run concurrently, since srun would queue some, which would then
-    be scored as concurrent."""
+    """Raise UserError if the instances cannot all run concurrently, since srun would queue some of them, and the
+    score would still count them as concurrent."""
     if in_slurm_job:
         _check_tasks(campaign, env)
     elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
@@ -65,22 +65,23 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
 
 
 def bind_environment(campaign: Campaign, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment variable that leaves instances unbound if they share a node and MLHPC_BIND lists cores for
-    the whole node, because all would use the first lists. Empty otherwise."""
+    """The environment variable that leaves instances unbound. It is set only if instances share a node and
+    MLHPC_BIND lists the cores of the whole node, since every instance would then use the same first lists."""
     listed = env.get("MLHPC_BIND", "") not in ("", "none", "cores")
     return {"MLHPC_BIND": "none"} if listed and campaign.instances > campaign.nodes else {}
 
 
 def cores_of(campaign: Campaign, slot: int) -> set[int]:
-    """The cores of an instance on this machine; empty if there are too few cores for separate ones."""
+    """The cores for the instance in ``slot`` on this machine; empty for a single instance, or if there are fewer
+    cores than instances."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // campaign.instances
     return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()
 
 
 def gpu_environment(campaign: Campaign, slot: int) -> dict[str, str]:
-    """The environment variable that gives an instance on this machine its GPUs, one per rank; empty without
-    GPUs."""
+    """The environment variable that restricts an instance on this machine to its GPUs, one per rank; empty without
+    GPUs or with a single instance."""
     if campaign.instances == 1:
         return {}
     gpus, ranks = _visible_gpus(), max(1, campaign.ranks)

@@ -1,4 +1,5 @@
-"""The state of a campaign: reads its runs from their folders, scores them, writes campaign.json and prints all."""
+"""The state of a campaign: reads its runs from their folders, scores them, writes campaign.json and prints the
+result."""
 
 import contextlib
 import math
@@ -28,8 +29,8 @@ from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_str
 
 @dataclass(frozen=True)
 class Campaign:
-    """A campaign of ``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks
-    each (0: one, or in a Slurm job the job's tasks divided by the instances), on ``nodes`` nodes in total.
+    """A campaign: ``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks
+    each (0: one rank; in a Slurm job, the job's tasks divided by the instances), on ``nodes`` nodes in total.
     ``arguments``: the options passed to every run."""
 
     run: Run
@@ -44,7 +45,7 @@ class Campaign:
 
     @property
     def metric(self) -> Literal["strong", "weak"]:
-        """``weak`` with concurrent instances, else ``strong``."""
+        """The kind of score: ``weak`` with concurrent instances, otherwise ``strong``."""
         return "strong" if self.instances == 1 else "weak"
 
     @property
@@ -60,7 +61,8 @@ def attempts(out: Path, name: str) -> int:
 
 def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
     """The state of a run, read from its folder. ``running``: a process is working on the run, so missing records
-    may still appear. A run whose loss diverged has missed its target; repeating it would be cherry-picking."""
+    may still appear. A run whose loss diverged counts as having missed its target, since repeating it would be
+    cherry-picking."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
     if running and not (folder / "result.json").exists():
@@ -121,8 +123,9 @@ def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
 
 
 def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
-    """T, in the same units as S (``instance_scale``): accelerators, or nodes if there are none. Nodes without
-    accelerators that instances share are counted once."""
+    """T, the scale of the whole system, in the units of S, the scale of one instance (``instance_scale``):
+    accelerators, or nodes if there are no accelerators. A node without accelerators that several instances share
+    counts once."""
     scales = {instance_scale(log) for log in logs}
     if len(scales) != 1 or (scale := scales.pop()) is None:
         return None
@@ -153,7 +156,7 @@ def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, w
 
 
 def findings(campaign: Campaign, states: Sequence[RunState]) -> list[Finding]:
-    """Rule violations of the runs so far: seeds, number of runs, page caches, initialisation time."""
+    """Violations of the rules on seeds, number of runs, page caches and initialisation time by the runs so far."""
     seeds = [s.seed for s in states if s.seed is not None]
     evicted = [s.evicted for s in states if s.evicted is not None]
     init_s = max((s.init_s for s in states if s.init_s is not None), default=None)

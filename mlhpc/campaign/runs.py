@@ -1,7 +1,8 @@
-"""``mlhpc campaign``: all runs required for a score, sequential or concurrent.
+"""``mlhpc campaign``: performs all runs required for a score, sequentially or concurrently.
 
-The folder is the record: the state of each run is read from its folder, and a restart continues from there.
-``campaign.json`` is regenerated from the folders after every run and never read back.
+The campaign's folder is its only record: the state of each run is read from the run's folder, so a restarted
+campaign continues with the missing runs. ``campaign.json`` is regenerated from the folders after every run, and
+never read.
 """
 
 import os
@@ -33,10 +34,10 @@ ABORTS_IN_A_ROW = 2
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
     """Run the missing runs, or only run ``number`` (a task of a job array), and print the state of the campaign.
 
-    Returns the exit status: 0 if all runs are done and have a score, MISSED if runs that missed their target
-    prevent a score, 1 if something else does, 128 plus the signal's number after an interruption. Raises UserError
-    if another campaign is running in the folder, if the folder contains runs with other settings, or if the rules
-    of the closed division forbid the runs.
+    Returns the exit status: 0 if all runs are done and have a score, MISSED if there is no score because runs
+    missed their target, 1 if there is none for any other reason, 128 plus the signal's number after an
+    interruption. Raises UserError if another campaign is running in the folder, if the folder contains runs with
+    other settings, or if the rules of the closed division forbid the runs.
     """
     if in_slurm(os.environ):
         campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
@@ -121,8 +122,8 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
 
 
 def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = ()) -> list[RunState]:
-    """The states of all runs. Those of ``own`` that are in ``running`` are in progress; runs of others may be in
-    progress in other tasks of a job array, which have locked them."""
+    """The states of all runs. ``own``: the names of this process's runs; ``running``: the names of those in
+    progress. Other runs are in progress if a different task of the job array has locked them."""
     return [
         read_run(campaign, name, name in running if name in own else is_locked(campaign.out, name))
         for name in campaign.names
@@ -130,8 +131,8 @@ def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = (
 
 
 def _no_score_possible(campaign: Campaign) -> str:
-    """The reason why these runs can no longer have a score, or "". Only one run may miss the target; it then
-    counts as the slowest (MLPerf training rules, "Benchmark Results")."""
+    """The reason why these runs can no longer have a score, or "". Only one run may miss the target, and it counts
+    as the slowest run (MLPerf training rules, "Benchmark Results")."""
     missed = [name for name in campaign.names if read_run(campaign, name).state == "missed"]
     if len(missed) < 2:
         return ""
@@ -172,14 +173,15 @@ def _start(
 
 
 def _clock_seed(used: set[int]) -> int:
-    """A seed from the clock that no other run of the campaign uses (MLPerf training rules, "Random numbers")."""
+    """A seed derived from the clock, which no other run of the campaign uses (MLPerf training rules, "Random
+    numbers")."""
     while (seed := time.time_ns() // 1000 % (2**31 - 1) + 1) in used:
         time.sleep(1e-5)
     return seed
 
 
 def _set_aside(out: Path, name: str) -> None:
-    """Move an aborted attempt to a hidden folder, so that tools do not count it as a run of the set."""
+    """Move an aborted attempt to a hidden folder, so that tools do not count it as a run of the campaign."""
     if (out / name).exists():
         (out / ".aborted").mkdir(exist_ok=True)
         (out / name).rename(out / ".aborted" / f"{name}-{attempts(out, name) + 1}")

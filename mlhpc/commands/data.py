@@ -25,7 +25,7 @@ from mlhpc.quantities import count
 
 CORES = len(os.sched_getaffinity(0))
 MOST_PLANNED = 10**8
-"""Maximum number of files or ranks in a plan, each of which takes some bytes of memory."""
+"""Maximum number of files or ranks in a plan, since each takes some bytes of memory."""
 
 
 def add(commands: Commands) -> None:
@@ -75,8 +75,8 @@ def add(commands: Commands) -> None:
 
 
 def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
-    """Add the options of built-in benchmarks immediately, those of other packages once the benchmark's name
-    is parsed."""
+    """Add the options of built-in benchmarks to ``command`` immediately, and the options of benchmarks from other
+    packages once the benchmark's name has been parsed."""
     for benchmark in registry.BUILT_IN:
         _add_options_of(benchmark, tool, command)
 
@@ -104,8 +104,8 @@ def _add_options_of(benchmark: registry.Benchmark, tool: str, parser: argparse.A
 
 
 def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str) -> dict[str, Any]:
-    """The options of ``benchmark`` that were passed, and all its flags. Raises UserError for options of another
-    benchmark, and if a required option is missing."""
+    """The options of ``benchmark`` that were passed, and all its flags. Raises UserError for options of a
+    different benchmark."""
     for other in registry.BUILT_IN:
         for option in getattr(getattr(other, tool), "options", ()):
             if _is_given(getattr(options, option.key, None)) and other is not benchmark:
@@ -119,7 +119,7 @@ def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str
 
 
 def _require_codec(codec: str | None, tool: registry.DataTool, benchmark: str) -> None:
-    """Raises UserError if the tool does not support the codec, or requires one."""
+    """Raise UserError if the tool does not support ``codec``, or if it requires a codec and none was passed."""
     known = ", ".join(tool.codecs)
     if codec and codec not in tool.codecs:
         raise UserError(f"--codec {codec} is not available for {benchmark}; choose {known}")

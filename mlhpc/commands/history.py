@@ -12,7 +12,7 @@ from mlhpc.commands.parser import Commands, Parser, add_command, add_json, print
 from mlhpc.errors import UserError
 
 SHOWN = 30
-"""Number of rows shown in a terminal, the newest ones."""
+"""Number of rows shown in a terminal: the newest."""
 
 
 def add(commands: Commands) -> None:

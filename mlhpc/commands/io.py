@@ -92,19 +92,22 @@ def _add_workload(parser: Parser) -> None:
 
 
 def _overrides(options: argparse.Namespace, words: list[str]) -> list[str]:
-    """Turn DLIO's overrides (``++workload.reader.batch_size=4``) into settings; returns the other ``words``."""
+    """Add DLIO's overrides (``++workload.reader.batch_size=4``) to the settings, and return the other
+    ``words``."""
     options.set += [word for word in words if word.startswith("++")]
     return [word for word in words if not word.startswith("++")]
 
 
 def _place(text: str) -> str:
-    """The location of a data set, a folder or a URL; must not be empty."""
+    """The value of an option that is the location of a data set: a folder or a URL. An empty location is
+    refused."""
     folder(text)
     return text
 
 
 def _in_ranks(options: argparse.Namespace) -> int | None:
-    """The exit status of the ranks started for ``--ranks``; None if this process continues as a rank."""
+    """Start the ranks that ``--ranks`` requests and return their exit status; None if this process is itself to
+    continue as a rank."""
     from mlhpc.common.ranks.local import program, run_local
 
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
@@ -113,7 +116,8 @@ def _in_ranks(options: argparse.Namespace) -> int | None:
 
 
 def _loaded(options: argparse.Namespace) -> "Workload":
-    """The workload. The first process prints its keys that have no effect."""
+    """The workload selected by ``options``. Keys of the workload that have no effect are printed, once for all
+    ranks."""
     from mlhpc.iobench.definition import load
 
     workload = load.load(options.workload, options.set)
@@ -244,7 +248,7 @@ def _sweep(options: argparse.Namespace) -> int:
         try:
             points, again = advise(sweep)
             comparisons = {"again": again}
-            write(options.out, sweep, points, comparisons)  # what follows may fail
+            write(options.out, sweep, points, comparisons)  # before the confirming run, which may fail
         except BaseException:
             shutil.rmtree(options.out, ignore_errors=True)
             raise
@@ -281,7 +285,7 @@ def _simulate(options: argparse.Namespace) -> int:
         )
     results = [read_result(path) for path in options.runs]
     fitted = fit(workload, results)
-    cost = Workload(**results[0]["workload"]).reader.loader_cost  # measured by the runs, perhaps
+    cost = Workload(**results[0]["workload"]).reader.loader_cost  # may be a measurement of these runs
     workload = with_loader_cost(workload, cost)
     system = System(options.targets, options.metadata, fitted.system.cores, options.ranks_per_node)
     runs = [simulate(workload, fitted.service, system, number, options.steps) for number in options.ranks]

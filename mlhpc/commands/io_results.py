@@ -1,4 +1,4 @@
-"""Commands around emulated I/O: io size, check, report, observe, workload-from, similarity, list."""
+"""Commands related to emulated I/O: io size, check, report, observe, workload-from, similarity, list."""
 
 import argparse
 import json

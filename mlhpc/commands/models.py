@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
         commands, "profile", "mlhpc.perf.profile.command:profile", "profile a training step"
     )
     add_benchmark(profile)
-    profile.set_defaults(preset=None)  # smoke, or with --device-model closed
+    profile.set_defaults(preset=None)  # the command chooses smoke, or closed with --device-model
     profile.add_count("--batch", "samples per rank and backward pass (default: the preset's)")
     profile.add_argument(
         "--batches",

@@ -1,4 +1,4 @@
-"""Commands that inspect runs: watch, diff, trace, export. And shell completion."""
+"""Commands that inspect runs (watch, diff, trace, export), and shell completion."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command on the figures of the papers."""
+"""The command ``mlhpc papers``, which compares figures of the papers with this suite's values."""
 
 import argparse
 import sys
@@ -61,8 +61,8 @@ def _papers(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, figures: "Sequence[Figure]") -> int:
-    """Run ``figures`` and write their pages. If there are several, print a line for each that fails and return
-    their number; a single one raises UserError."""
+    """Run ``figures`` and write their pages. With several figures, print a line for each that fails, and return
+    the number of failures. A single figure that fails raises UserError."""
     from mlhpc.common.host.progress import progress
     from mlhpc.common.pages.html import write
     from mlhpc.common.ranks.local import signals_as_ctrl_c

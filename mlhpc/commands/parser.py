@@ -1,4 +1,4 @@
-"""What the parsers of all commands share."""
+"""Argument parsing shared by all commands."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from mlhpc.quantities import parse_quantity
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports errors in one line, with the nearest valid word and the help command."""
+    """A parser that reports errors in one line, with the most similar valid word and the help command."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with ``message`` and the help command."""
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
 
     def add_count(self, name: str, help: str, *, least: int = 1, **options: Any) -> None:
-        """Add an option whose value is a whole number of at least ``least``, which is 0 or 1."""
+        """Add an option whose value is a whole number of at least ``least`` (0 or 1)."""
         self.add_argument(name, type=natural if least == 0 else positive, help=help, **options)
 
     def add_folder(self, name: str, help: str, *, metavar: str = "DIR", **options: Any) -> None:
@@ -65,14 +65,14 @@ JSON_SCHEMA = 1
 removed."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""The object that commands are added to."""
+"""The object to which commands are added."""
 
 
 def add_command(
     commands: Commands, name: str, run: Callable[[argparse.Namespace], int] | str, summary: str
 ) -> Parser:
-    """Add a command to ``commands``. ``run`` executes it and returns the exit status: a function, or
-    ``"package.module:function"``, imported when the command runs."""
+    """Add a command to ``commands``. ``run`` executes the command and returns its exit status; it is a function,
+    or ``"package.module:function"``, which is imported when the command runs."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -87,15 +87,15 @@ def add_command(
 
 
 def folder(text: str) -> Path:
-    """The path that is an option's value. An empty one, from an unset shell variable, must not mean the current
-    folder."""
+    """The value of an option that is a path. An empty value, such as an unset shell variable, is refused because
+    it would mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; pass a folder, or omit the option")
     return Path(text)
 
 
 def file_named(suffix: str) -> Callable[[str], Path]:
-    """The type of an option that names a file to write, whose name must end in ``suffix``."""
+    """A ``type`` for an option that names an output file, which must end in ``suffix``."""
 
     def file(text: str) -> Path:
         if Path(text).suffix != suffix:
@@ -129,7 +129,8 @@ def _whole(text: str, least: int) -> int:
 
 
 def positives(text: str) -> list[int]:
-    """The value of an option that is a list of different whole numbers of at least 1."""
+    """The value of an option that is a comma-separated list of whole numbers of at least 1; repeated numbers are
+    dropped."""
     return list(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
 
 
@@ -153,12 +154,13 @@ def quantity(text: str) -> float:
 
 
 def quantities(text: str) -> list[float]:
-    """The value of an option that is a list of finite numbers above 0."""
+    """The value of an option that is a comma-separated list of finite numbers above 0; repeated numbers are
+    dropped."""
     return [quantity(word) for word in texts(text)]
 
 
 def texts(text: str) -> list[str]:
-    """The value of an option that is a list of different words."""
+    """The value of an option that is a comma-separated list of words; repeated words are dropped."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
@@ -179,8 +181,9 @@ def add_json(parser: Parser) -> None:
 
 
 def print_json(command: str, content: Mapping[str, Any], records: Sequence[str] | None = None) -> None:
-    """Print ``content`` in the frame of docs/reference/json.md. NaN and infinity, which JSON lacks, become
-    null. ``records``: objects that are already JSON text, printed as a list under the key ``records``."""
+    """Print ``content`` as JSON with the common keys that docs/reference/json.md describes. NaN and infinity,
+    which JSON lacks, become null. ``records``: objects that are already JSON text, printed as a list under the key
+    ``records``."""
     frame = {"schema": JSON_SCHEMA, "mlhpc": __version__, "command": command, **content}
     text = json.dumps(finite(frame), indent=1, allow_nan=False)
     if records is not None:
@@ -189,13 +192,13 @@ def print_json(command: str, content: Mapping[str, Any], records: Sequence[str] 
 
 
 def print_help(options: argparse.Namespace) -> int:
-    """The action of a command that requires a subcommand."""
+    """Print the help of a command that was called without its subcommand. Returns 0."""
     options.parser.print_help()
     return 0
 
 
 def add_benchmark(parser: Parser) -> None:
-    """Add the benchmark, ``--preset`` and ``--set``."""
+    """Add the argument BENCHMARK and the options ``--preset`` and ``--set``."""
     parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one from an installed package")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
     add_set(parser)
@@ -227,7 +230,8 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
 
 
 def add_results(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Add the path of results, with ``options`` of this argument, and ``--ruleset``."""
+    """Add the argument ``path``, which selects results, and ``--ruleset``. ``options``: keyword arguments of
+    ``add_argument`` for ``path``."""
     parser.add_argument(
         "path", type=Path, help="a run, a log, a folder of runs, or a submission tree", **options
     )

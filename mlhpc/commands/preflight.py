@@ -144,7 +144,7 @@ def _doctor(options: argparse.Namespace) -> int:
         try:
             cores = cores_of_ranks(asked(None), options.ranks)
         except UserError:
-            cores = ()  # a failed check of the ranks
+            cores = ()  # the ranks report this as a failed check
         return run_local(options.ranks, program(options.argv), cores=cores)
     from rich.console import Console
 
@@ -170,6 +170,6 @@ def _doctor(options: argparse.Namespace) -> int:
     if not options.json:
         return doctor(options.benchmark, folders, Console())
     ready, results = examine_all(options.benchmark, folders)
-    if results is not None:  # on rank 0
+    if results is not None:  # only on rank 0
         print_json("doctor", {"ready": ready, "checks": [asdict(result) for result in results]})
     return 0 if ready else 1

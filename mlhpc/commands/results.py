@@ -147,7 +147,7 @@ def _report(options: argparse.Namespace) -> int:
     from mlhpc.common.pages import library
 
     if not options.json and (options.out or len(options.path) == 1):
-        library.begin()  # before the imports, which take as long
+        library.begin()  # in parallel with the imports, which take as long
     from rich.console import Console
 
     from mlhpc.perf.what_if import parse

@@ -21,8 +21,9 @@ from mlhpc.perf.machines import parse, written
 
 
 def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
-    """Measure matrix product, memory copy, disk (in ``folder``, default $TMPDIR) and loopback, and the GPU if
-    PyTorch finds one, and write the machine file ``out``. Raises UserError if it cannot be written."""
+    """Measure matrix products, memory copies, the disk (in ``folder``, default $TMPDIR), the loopback network and,
+    if PyTorch finds one, the GPU; write the results to the machine file ``out``. Raises UserError if the file
+    cannot be written."""
     if out is None:
         raise UserError("--calibrate writes a machine file: add --out FILE.toml")
     require_new(out)

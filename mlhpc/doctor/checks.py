@@ -15,8 +15,9 @@ from mlhpc.errors import few
 from mlhpc.quantities import bytes_text, count, seconds_text
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
-"""Limits in seconds of the difference between two nodes' clocks. Time to train uses one clock; only the throughput
-metric compares clocks of different nodes (last run_stop minus first run_start), in minutes."""
+"""Limits in seconds for the difference between two nodes' clocks: a smaller difference passes, a larger one is a
+warning or, above the second limit, a failure. Time to train uses a single clock; only the throughput metric
+compares clocks of different nodes (last run_stop minus first run_start), and in minutes."""
 
 
 def check_nodes(
@@ -26,7 +27,7 @@ def check_nodes(
     framework: Framework,
     env: Mapping[str, str],
 ) -> Iterator[CheckResult]:
-    """The results of all checks on all nodes; a result that is the same on all nodes is reported once."""
+    """The results of all checks on all nodes; a result common to all nodes is reported once."""
     results = [list(_check_node(node, rank_info, benchmark, framework)) for node in nodes]
     hosts = [str(node["host"]) for node in nodes]
     yield _launcher(rank_info, hosts, env)
@@ -52,7 +53,7 @@ def _some(hosts: Sequence[str]) -> str:
 
 
 def _launcher(rank_info: RankInfo, hosts: Sequence[str], env: Mapping[str, str]) -> CheckResult:
-    """The launcher, and the nodes that were examined."""
+    """The result that names the launcher and the nodes that were examined."""
     if forgotten := forgotten_launcher(env):
         return CheckResult("warn", "launcher", *forgotten.split("; "))
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
@@ -138,8 +139,8 @@ def _binding(node: Node) -> Iterator[CheckResult]:
 
 
 def _threads(node: Node) -> Iterator[CheckResult]:
-    """Check the number of threads per rank set in the environment; without it, runs do not start more threads than
-    cores."""
+    """Check the number of threads per rank that the environment sets. If it sets none, a run starts no more
+    threads than cores."""
     ranks = node["local_size"]
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
@@ -171,7 +172,7 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
 
 
 def _energy(node: Node) -> Iterator[CheckResult]:
-    """Which energy runs can record on this node."""
+    """Check which kinds of energy a run can record on this node."""
     for kind in node["energy"]:
         name, counters = f"energy of {NAMES[kind['measured']]}", kind["counters"]
         if kind["problem"]:
@@ -182,7 +183,7 @@ def _energy(node: Node) -> Iterator[CheckResult]:
 
 
 def _slurms_energy(node: Node) -> Iterator[CheckResult]:
-    """Whether runs can record the energy sampled by Slurm, which one rank queries for all nodes."""
+    """Check whether runs can record the energy that Slurm samples. One rank queries it for all nodes."""
     sampled_by = node["energy_sampled_by"]
     if counts_nodes(sampled_by):
         yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")

@@ -1,4 +1,4 @@
-"""``mlhpc doctor``: the first rank of every node examines it (``node.py``); rank 0 gathers the facts
+"""``mlhpc doctor``: the first rank on each node examines that node (``node.py``); rank 0 gathers the facts
 (``nodes.py``), checks them (``checks.py``) and prints."""
 
 import os
@@ -30,7 +30,7 @@ from mlhpc.submission.system.node import node_facts
 
 
 def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
-    """Examine the nodes, and check and print the facts on rank 0. With several ranks, also start the framework of
+    """Examine the nodes; rank 0 checks and prints the facts. With several ranks, also start the framework of
     ``benchmark``. Returns the exit status, which is 1 if a check failed.
 
     Raises UserError for an unknown benchmark, or if a rank does not connect.
@@ -47,8 +47,8 @@ def examine_all(
     folders: Folders,
     show: Callable[[Sequence[CheckResult]], None] = lambda results: None,
 ) -> tuple[bool, list[CheckResult] | None]:
-    """Whether the machine is ready for a run, and the result of every check, None on ranks other than 0.
-    ``show`` is called with results as soon as they are known, because starting a framework may end this
+    """Return whether the machine is ready for a run, and the results of all checks (None on ranks other than 0).
+    ``show`` is called with results as soon as they are known, because starting a framework may terminate this
     process."""
     chosen = registry.find(benchmark) if benchmark else None
     framework: Framework = chosen.frameworks[chosen.default_framework].collectives if chosen else "none"
@@ -78,7 +78,7 @@ def examine_all(
 
 
 def _bind(rank_info: RankInfo) -> str:
-    """Bind this rank to cores as a run would. Returns the reason if this is impossible, or ""."""
+    """Bind this rank to cores as a run would. Returns "", or the reason if binding is impossible."""
     try:
         bind_this_rank(None)
         if rank_info.launcher == "mlhpc" and BOUND not in os.environ:  # the parent would have bound this rank
@@ -89,9 +89,9 @@ def _bind(rank_info: RankInfo) -> str:
 
 
 def describe_system(settings: Sequence[str], out: Path | None, console: Console) -> int:
-    """``mlhpc doctor --system``: write the official system description of this machine, or of the launch's nodes,
-    to ``out`` or standard output. Returns 1 if required fields are missing; ``out`` is then not written, since the
-    official checker would reject it."""
+    """``mlhpc doctor --system``: write the official system description of this machine, or of all nodes of the
+    launch, to ``out`` or standard output. Returns 1 if required fields are missing; in that case ``out`` is not
+    written, since the official checker would reject the file."""
     given = system_description.given_fields(settings)
     if out:
         require_new(out)
@@ -123,8 +123,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
 
 
 def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckResult]:
-    """Start the framework on all ranks, and check whether its number of ranks matches the launcher's and, with
-    PyTorch, the network. If a rank is lost meanwhile, this process names it and exits."""
+    """Start the framework on all ranks and check that it reports as many ranks as the launcher; with PyTorch, also
+    check the network. If a rank is lost meanwhile, this process reports the lost rank and exits."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
     )  # TensorFlow's messages about its build would hide the results

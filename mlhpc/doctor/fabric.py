@@ -14,16 +14,16 @@ from mlhpc.quantities import bytes_text
 
 
 class Transport(NamedTuple):
-    """What NCCL uses to reach other nodes: its name for the network, empty if it reported none, and whether the
-    network adapter reads GPU memory directly (GPUDirect RDMA)."""
+    """The transport that NCCL uses between nodes. ``network``: NCCL's name for it; empty if NCCL reported none.
+    ``direct``: whether the network adapter reads GPU memory directly (GPUDirect RDMA)."""
 
     network: str
     direct: bool
 
 
 def transport_of(log: str) -> Transport:
-    """The transport in a log of NCCL or RCCL with ``NCCL_DEBUG=INFO``: ``Using network IB``, ``via
-    NET/IB/0/GDRDMA``."""
+    """The transport reported by a log that NCCL or RCCL wrote with ``NCCL_DEBUG=INFO``, in lines such as ``Using
+    network IB`` and ``via NET/IB/0/GDRDMA``."""
     networks = re.findall(r"NCCL INFO .*Using network (.+)", log)
     network = networks[-1].strip() if networks else ""
     if provider := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;]+)", log):  # libfabric's plugin
@@ -32,7 +32,8 @@ def transport_of(log: str) -> Transport:
 
 
 def fabric_of_node(root: Path = Path("/")) -> str:
-    """The fast network of this node, empty if it has none. EFA is listed among the InfiniBand devices."""
+    """The high-speed network of this node; empty if there is none. The kernel lists EFA adapters among InfiniBand
+    devices."""
     if any((root / "sys/class/cxi").glob("*")):
         return "Slingshot"
     devices = [path.name for path in (root / "sys/class/infiniband").glob("*")]
@@ -43,14 +44,14 @@ def fabric_of_node(root: Path = Path("/")) -> str:
 
 @contextmanager
 def logged() -> Iterator[Path]:
-    """A context in which NCCL, if it is started, writes its log to the yielded file."""
+    """Context manager that directs the log of NCCL, if NCCL is started in the context, to the yielded file."""
     with tempfile.NamedTemporaryFile(prefix="mlhpc-nccl-") as file:
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=file.name)
         yield Path(file.name)
 
 
 def check(world: World, log: Path) -> CheckResult:
-    """The result for the ranks of ``world``, measured with torch.distributed. Called by all ranks."""
+    """Check the network between the ranks of ``world``, measured with torch.distributed. Called by all ranks."""
     from mlhpc.doctor.gpu_speed import bus_bandwidths
 
     measured = bus_bandwidths(world.local_rank)
@@ -60,7 +61,8 @@ def check(world: World, log: Path) -> CheckResult:
 
 
 def judged(rates: str, ranks: Sequence[tuple[Transport, str]]) -> CheckResult:
-    """The result, given the measured ``rates`` and the transport and fabric of every rank."""
+    """The result of the network check, from the measured ``rates`` and from the transport and fabric of every
+    rank."""
     networks = sorted({transport.network for transport, _ in ranks if transport.network})
     fabrics = {fabric for _, fabric in ranks if fabric}
     over = " and ".join(networks) + ", GPUDirect RDMA" * any(transport.direct for transport, _ in ranks)

@@ -1,4 +1,4 @@
-"""Checks of the folders of a run: data set, staging, results, shared memory."""
+"""Checks of the folders that a run uses: data set, staging, results, shared memory."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ Folder = Mapping[str, Any]
 
 SHM_WARN = 1 << 30  # the 64 MiB of container engines are too little for data loaders' workers and NCCL
 OUT_WARN = 1 << 30
-MANY_RANKS = 64  # each opens some 2,000 files before its first step, and searches ten times as many paths
+MANY_RANKS = 64  # ranks that each open 2,000 files before the first step, and look up ten times as many paths
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
@@ -37,7 +37,7 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
 
 
 def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
-    """Check the staging folder, and whether a replica of the data set fits into it."""
+    """Check the staging folder and whether it has space for a replica of the data set."""
     label = _describe(folder)
     if folder.get("error") or not folder["writable"]:
         yield CheckResult("fail", "staging", f"{label}, not writable", "choose a writable --stage folder")

@@ -1,4 +1,4 @@
-"""Checks of TensorFlow, Horovod and PyTorch on one node, and of the GPU driver they need."""
+"""Checks of TensorFlow, Horovod and PyTorch on one node, and of the GPU driver that they require."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,8 @@ docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
 
 def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:
-    """The checks of ``framework``; for ``none``, those of all frameworks, of which a run needs only one."""
+    """The results of the checks of ``framework``. For ``none``, all frameworks are checked, although a run needs
+    only one of them."""
     none_works = all((node[name] or {"error": True}).get("error") for name in ("tensorflow", "torch"))
     any_needed = framework == "none" and none_works
     if framework != "torch":
@@ -25,7 +26,7 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
 
 
 def extras(node: Node) -> Iterator[CheckResult]:
-    """Report missing extras that runs and their results need besides a framework."""
+    """Report missing extras that runs and reports need in addition to a framework."""
     use = {
         "submission": "run, check, score and pack require",
         "pages": "report and other pages require",
@@ -38,7 +39,7 @@ def extras(node: Node) -> Iterator[CheckResult]:
 
 
 def compiled(node: Node) -> Iterator[CheckResult]:
-    """Report C extensions that were not compiled when the suite was installed; no result if all are there."""
+    """Report C extensions that were not compiled when the suite was installed; no result if all were compiled."""
     use = {
         "decoders": "NumPy decodes encoded data sets",
         "gradients": "PyTorch computes CosmoFlow's gradients on CPUs",
@@ -102,8 +103,8 @@ def _framework(
 
 
 def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Iterator[CheckResult]:
-    """Check the driver: a framework built for a newer CUDA than the driver supports finds no GPU, unless CUDA's
-    forward-compatibility package is installed (``usable``)."""
+    """Check the driver: a framework built for a newer CUDA version than the driver supports finds no GPU, unless
+    CUDA's forward-compatibility package is installed (``usable``)."""
     cuda, driver = facts.get("cuda"), node["driver"]
     if not cuda or not driver:
         return

@@ -25,9 +25,9 @@ _ROUNDS = 5
 
 
 def gpu_speed() -> dict[str, Any] | None:
-    """Measurements of the first GPU: ``model``, ``count`` (number of GPUs), ``memory`` in bytes, FLOP/s by
-    precision, ``bandwidth`` (bytes/s that a copy reads and writes) and ``host`` (bytes/s from page-locked memory).
-    None without a GPU."""
+    """Measurements of the first GPU: ``model``, ``count`` (number of GPUs), ``memory`` (bytes), FLOP/s by
+    precision, ``bandwidth`` (bytes/s that a copy within GPU memory reads and writes) and ``host`` (bytes/s of a
+    copy from page-locked host memory). None without a GPU."""
     if not accelerator():
         return None
     device = first_device()
@@ -65,7 +65,8 @@ def _product(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Seconds of the fastest of ``repeats`` calls of ``work``, timed by events in the device's queue."""
+    """Duration in seconds of the fastest of ``repeats`` calls of ``work``, timed by events in the device's
+    queue."""
     for _ in range(3):
         work()
     times: list[float] = []
@@ -77,9 +78,9 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20
 
 
 def bus_bandwidths(local_rank: int) -> dict[int, float]:
-    """Bus bandwidth in bytes/s of all-reduces over all ranks, by message bytes, on accelerators if there are any.
-    This is the slowest link's bandwidth for any number n of ranks: 2 (n - 1) / n times bytes over seconds
-    (nccl-tests, doc/PERFORMANCE.md). Called by all ranks."""
+    """Bus bandwidth in bytes/s of all-reduces over all ranks, by message size in bytes, on accelerators if there
+    are any. Bus bandwidth is 2 (n - 1) / n times bytes over seconds for n ranks, so it can be compared with the
+    bandwidth of the slowest link whatever n is (nccl-tests, doc/PERFORMANCE.md). Called by all ranks."""
     device, ranks = pick_device("auto", local_rank), dist.get_world_size()
     found = {}
     for size in _REDUCED:

@@ -14,9 +14,9 @@ REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another
 
 
 class MemoryNeed(NamedTuple):
-    """What a run needs and a node has. ``step_bytes``: modelled peak memory of a training step of ``batch``
-    samples on one of a node's ``local_size`` ranks (perf/accelerator/memory.py), excluding framework and loader.
-    ``node_bytes``: memory available to these ranks."""
+    """The memory that a run needs and that a node has. ``step_bytes``: modelled peak memory of a training step of
+    ``batch`` samples on one of a node's ``local_size`` ranks (perf/accelerator/memory.py), excluding framework and
+    loader. ``node_bytes``: memory available to these ranks."""
 
     batch: int
     step_bytes: int
@@ -25,7 +25,7 @@ class MemoryNeed(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether a step of all ranks fits in the node's memory."""
+        """Whether a step of all ranks on the node fits in its memory."""
         return self.step_bytes * self.local_size <= self.node_bytes
 
     @property
@@ -43,8 +43,8 @@ class MemoryNeed(NamedTuple):
 
 def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
     """The memory that ``run`` needs with ``ranks`` ranks, ``local_size`` of them on this node; None with
-    accelerators or emulated steps, or if it is unknown. Raises UserError if the batch cannot be divided among the
-    ranks."""
+    accelerators or emulated steps, or if the memory need is unknown. Raises UserError if the batch cannot be
+    divided among the ranks."""
     if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and installed()):
         return None
     memory = rank_memory(run, ranks)
@@ -52,8 +52,9 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
 
 
 def rank_memory(run: Run, ranks: int) -> Memory | None:
-    """The memory of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a
-    model, or if several ranks share a sample. Raises UserError if the batch cannot be divided among the ranks."""
+    """The memory that a step of ``run`` needs on one of ``ranks`` ranks without accelerators; None for a network
+    without a memory model, or if several ranks share a sample. Raises UserError if the batch cannot be divided
+    among the ranks."""
     if run.benchmark not in KNOWN or run.training.spatial_size > 1:
         return None
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks) // run.backward_passes
@@ -62,6 +63,6 @@ def rank_memory(run: Run, ranks: int) -> Memory | None:
 
 def killed_hint(run: Run, ranks: int) -> str:
     """A hint to append to the message that one of ``ranks`` local ranks was killed; empty if a step needs less
-    than half of the node's memory, since framework and loader do not use the other half."""
+    than half of the node's memory, since framework and loader would not fill the other half."""
     need = memory_need(run, ranks, ranks)
     return f": {need}; {REMEDY}" if need and not need.is_small else ""

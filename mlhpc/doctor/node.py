@@ -1,6 +1,6 @@
-"""The facts of one node, in JSON types.
+"""Gathers the facts about one node, in JSON types.
 
-Frameworks are loaded in separate processes: a broken build may crash, and a laptop may have none.
+Frameworks are loaded in separate processes, since a broken build may crash.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ EXAMINE_S = 300.0  # loading a framework from a slow file system takes minutes
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of the planned run; None if not specified."""
+    """The folders of the planned run; None for a folder that was not specified."""
 
     data: Path | None
     stage: Path | None
@@ -46,7 +46,7 @@ class Folders:
 def examine(
     rank_info: RankInfo, framework: Framework, folders: Folders, env: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The facts of this node; called by the node's first rank."""
+    """The facts about this node. Called by the node's first rank."""
     variables = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
     interfaces = {name: part for name in variables if name in env for part in env[name].split(",")}
     threads = {name: env[name] for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name in env}
@@ -81,8 +81,8 @@ def examine(
 
 
 def clock_synchronised() -> bool | None:
-    """Whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR and
-    STA_UNSYNC is not set); None if the kernel does not report it."""
+    """Return whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR
+    and STA_UNSYNC is not set); None if the kernel does not report it."""
     timex = (ctypes.c_int * 64)()  # struct timex has 208 bytes; a first field of zero changes nothing
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
@@ -93,7 +93,8 @@ def clock_synchronised() -> bool | None:
 
 
 def _energy() -> list[dict[str, Any]]:
-    """The energy counters of this node, by kind."""
+    """The kinds of energy counters on this node: what each measures, its source, the number of counters, and any
+    problem."""
     return [
         {
             "measured": c.measured,
@@ -138,9 +139,9 @@ def _data_set(path: Path | None) -> dict[str, Any]:
 
 
 def _horovod_built_for() -> str | None:
-    """The version of TensorFlow that the installed Horovod was compiled against, from the ``metadata.json`` of its
-    build (horovod 0.28, setup.py). Empty if Horovod was built without TensorFlow; None without Horovod or the
-    file."""
+    """The version of TensorFlow against which the installed Horovod was compiled, from Horovod's ``metadata.json``
+    (horovod 0.28, setup.py). Empty if Horovod was built without TensorFlow; None if Horovod or the file is
+    missing."""
     try:
         path = Path(str(metadata.distribution("horovod").locate_file("horovod/metadata.json")))
         return str(json.loads(path.read_text()).get("tensorflow", ""))
@@ -179,14 +180,15 @@ print(json.dumps({"version": torch.__version__, "gpus": gpus, "usable": gpus > 0
 
 
 def _load_frameworks(framework: Framework) -> dict[str, Any]:
-    """What each framework reports, loaded in separate concurrent processes; None if it is not installed."""
+    """Load each framework in a separate process, all concurrently, and return their reports; None for a framework
+    that is not installed."""
     installed = packages()
     programs = {}
     if framework != "torch" and {"tensorflow", "tensorflow-cpu"} & set(installed):
         programs["tensorflow"] = _TENSORFLOW
     if framework != "horovod" and "torch" in installed:
         programs["torch"] = _TORCH
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as in runs
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as in a run
     processes = {
         name: subprocess.Popen(
             [sys.executable, "-P", "-c", code],

@@ -1,4 +1,5 @@
-"""Gathers the facts of all nodes of a launch on rank 0 over TCP, and measures how far apart their clocks are."""
+"""Gathers the facts about all nodes of a launch on rank 0 over TCP, and measures the offsets between the nodes'
+clocks."""
 
 import socket
 import time
@@ -16,8 +17,9 @@ from mlhpc.errors import UserError
 
 
 def find_rank_info(env: Mapping[str, str]) -> RankInfo:
-    """The facts of this rank, with the address of rank 0 if that can be determined (under mpirun from Slurm's
-    variables or MLHPC_LEADER, or because all ranks are on this node). Raises UserError like ``identify``."""
+    """The facts about this rank, with the address of rank 0 if it can be determined (under mpirun from Slurm's
+    variables or MLHPC_LEADER, or because all ranks are on this node). Raises the same UserErrors as
+    ``identify``."""
     rank_info = environment.identify(env)
     if rank_info.size == 1 or rank_info.leader:
         return rank_info
@@ -30,10 +32,11 @@ def find_rank_info(env: Mapping[str, str]) -> RankInfo:
 def gather_nodes(
     rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """On rank 0, the facts of every node, as examined by the node's first rank, with ``offset_s``, the seconds by
-    which the node's clock is ahead of rank 0's, and the ``bindings`` of its ranks, in order. On other ranks, an
-    empty list. If the ranks cannot connect (``find_rank_info``), rank 0 gets only the facts of its own node.
-    Raises UserError on every rank, naming the missing rank, if a rank does not connect."""
+    """On rank 0, return the facts about every node, gathered by the node's first rank, with ``offset_s`` (the
+    seconds by which the node's clock is ahead of rank 0's) and ``bindings`` (the core bindings of the node's
+    ranks, in order). On other ranks, return an empty list. If rank 0's address is unknown (``find_rank_info``),
+    rank 0 gets only the facts about its own node. Raises UserError on every rank, naming the missing rank, if a
+    rank does not connect."""
     if rank_info.size == 1 or not rank_info.leader:
         alone = {"offset_s": 0.0, "bindings": [describe_binding()]}
         return [examine() | alone] if rank_info.rank == 0 else []
@@ -62,7 +65,7 @@ def gather_nodes(
 
 
 def _by_node(facts: Mapping[int, dict[str, Any]], roll: Iterable[Peer]) -> list[dict[str, Any]]:
-    """The facts of each node's first rank, with the bindings of all its ranks."""
+    """The facts gathered by each node's first rank, with the bindings of all ranks of the node."""
     on_node: dict[str, list[Peer]] = {}
     for peer in sorted(roll, key=lambda peer: peer.rank) if facts else ():
         on_node.setdefault(peer.hostname, []).append(peer)
@@ -83,8 +86,8 @@ def _send_facts(connection: Connection, examine: Callable[[], dict[str, Any]]) -
 def receive_facts(
     listener: socket.socket, proof: Proof, ranks: Sequence[int], seconds: float = EXAMINE_S
 ) -> dict[int, dict[str, Any]]:
-    """The facts of ``ranks``, with their ``offset_s``. Connections that do not belong to this launch are closed.
-    Raises UserError if a rank does not report in time."""
+    """The facts that the other ``ranks`` send, each with its node's ``offset_s``. Connections from outside this
+    launch are closed. Raises UserError if a rank does not report in time."""
     deadline = time.monotonic() + seconds
     facts: dict[int, dict[str, Any]] = {}
     for rank, sock in zip(ranks, accept(listener, proof, ranks, seconds), strict=True):
@@ -105,8 +108,8 @@ def _facts_of(rank: int, connection: Connection, deadline: float) -> dict[str, A
 
 
 def _offset(connection: Connection, rounds: int = 9) -> float:
-    """Seconds by which the clock at the other end is ahead: its reading compared with the middle of the round trip
-    (Cristian 1989), in the fastest of ``rounds`` round trips."""
+    """Seconds by which the clock at the other end of the connection is ahead: that clock's reading minus the
+    midpoint of the round trip (Cristian 1989), for the fastest of ``rounds`` round trips."""
     trips = []
     for _ in range(rounds):
         sent = time.time()

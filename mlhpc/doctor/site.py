@@ -1,6 +1,7 @@
-"""``mlhpc doctor --site NAME``: writes a site file from the facts of this machine and its Slurm.
+"""``mlhpc doctor --site NAME``: writes a site file from facts about this machine and its Slurm configuration.
 
-A person needs to check every line; the file names the host where it was written and the facts that were not found.
+Someone must check every line of the file. The file names the host where it was written, and lists the facts that
+could not be determined.
 """
 
 import os
@@ -39,11 +40,11 @@ CONTAINERS = {
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """The facts in a site file. ``shared``, ``local``: the folders as shell words, with a note on the file system;
-    None if none was found. ``interface``: the fastest network interface, if it is not the first. ``container``: a
-    key of ``CONTAINERS``. ``numa``: the cores of each NUMA node; ``gpu_nodes``: the NUMA node of each GPU, and
-    ``gpu_cores``: the GPU's share of the cores there; both are empty if the kernel does not report the NUMA node
-    of every GPU."""
+    """The facts in a site file. ``shared``, ``local``: the shared and the node-local folder as shell words, with a
+    note on the file system; None if no such folder was found. ``interface``: the fastest network interface, unless
+    the machine has only one. ``container``: a key of ``CONTAINERS``. ``numa``: the cores of each NUMA node;
+    ``gpu_nodes``: the NUMA node of each GPU; ``gpu_cores``: each GPU's share of the cores of its NUMA node; both
+    are empty if the kernel does not report the NUMA node of every GPU."""
 
     host: str
     in_job: bool
@@ -63,8 +64,8 @@ class SiteFacts:
 
 
 def write_site(name: str, out: Path | None, console: Console) -> int:
-    """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, if the
-    file exists, or if ``out`` is missing outside a checkout."""
+    """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an invalid name, for an
+    existing file, or if ``out`` is not passed outside a checkout."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise UserError(f"--site {name!r}: use only letters, digits, '.', '_' and '-'")
     path = out or SITES / f"{name}.sh"
@@ -87,7 +88,7 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
 
 
 def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> SiteFacts:
-    """Examine this machine. ``root`` replaces / when reading /sys."""
+    """Examine this machine and return its facts. ``root``: the folder to read /sys from instead of /."""
     local, note = _local_folder(env)
     numa, gpu_nodes = numa_nodes(root), _gpu_nodes(root)
     if not set(gpu_nodes) <= numa.keys():
@@ -113,8 +114,8 @@ def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/"))
 
 
 def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
-    """The facts outside a job: cores and GPUs per node of the default partition, from the output of ``sinfo -o '%P
-    %c %G'``."""
+    """The facts that are available outside a job: cores and GPUs per node of the default partition, from the
+    output of ``sinfo -o '%P %c %G'``."""
     rows = [line.split() for line in lines.splitlines() if len(line.split()) >= 3]
     row = next((row for row in rows if row[0].endswith("*")), rows[0] if rows else None)
     if row is None:
@@ -123,7 +124,7 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
     gpus = re.search(r"gpu(?::[^:,(]+)?:(\d+)", row[2])
     return replace(
         facts,
-        numa={},  # this node's, which may be different hardware
+        numa={},  # a login node may have different hardware
         gpu_nodes=(),
         gpu_cores=(),
         partition=row[0].rstrip("*"),
@@ -133,7 +134,7 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
 
 
 def _shared_folder(env: Mapping[str, str]) -> str | None:
-    """The first folder that is on a file system shared by nodes."""
+    """The first candidate folder on a file system that nodes share."""
     for name in SHARED_VARIABLES:
         if name in env and _type(env[name]) in SHARED_TYPES:
             return f"${name}"
@@ -141,7 +142,7 @@ def _shared_folder(env: Mapping[str, str]) -> str | None:
 
 
 def _local_folder(env: Mapping[str, str]) -> tuple[str | None, str]:
-    """This node's writable folder with the most space, with disks preferred to memory, and its file system."""
+    """The writable node-local folder with the most space, and its file system. Disks are preferred to memory."""
     candidates = {f"${name}": Path(env[name]) for name in LOCAL_VARIABLES if env.get(name)}
     candidates |= {folder: Path(folder) for folder in LOCAL_FOLDERS}
     best: tuple[bool, int] = (False, -1)
@@ -166,7 +167,7 @@ def _type(folder: str) -> str | None:
 
 
 def _interface(root: Path) -> str | None:
-    """The fastest interface that is up, InfiniBand and Slingshot preferred; None if there is only one
+    """The fastest network interface that is up, with InfiniBand and Slingshot preferred; None if there is only one
     interface."""
     speeds: dict[str, tuple[bool, int]] = {}
     for folder in sorted(root.glob("sys/class/net/*")):
@@ -180,7 +181,7 @@ def _interface(root: Path) -> str | None:
 
 
 def _gpu_nodes(root: Path) -> tuple[int, ...]:
-    """The NUMA node of each GPU, in order of PCI addresses; empty if one is unknown (-1)."""
+    """The NUMA node of each GPU, in order of PCI addresses; empty if the NUMA node of any GPU is unknown (-1)."""
     of_gpus = []
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if text(folder / "class")[:6] in GPU_CLASSES and text(folder / "vendor") in GPU_VENDORS:

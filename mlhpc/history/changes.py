@@ -1,12 +1,12 @@
 """Change points in a series of runs, found by a self-starting, two-sided CUSUM of logarithms.
 
 Each run is compared with a window of earlier runs that ends ``GUARD`` runs before it and begins at the last
-change. The transform of Hawkins (1987, The Statistician 36) makes the deviation standard normal however short the
-window is. Deviations are divided by the factor by which the window's lag-one autocorrelation widens the
-distribution of a mean, and clipped; a single large deviation does not change the sums. A window of more than
-``SHORT`` runs could find a change sooner; allowance and threshold are raised instead, to avoid false alarms from
-drift and autocorrelation. Both were chosen with ``tests/perf/changes.py``, which measures how many changes are
-found and how many false alarms there are.
+change. The transform of Hawkins (1987, The Statistician 36) makes the deviation standard normal for a window of
+any length. Deviations are divided by the factor by which the window's lag-one autocorrelation widens the
+distribution of a mean, and then clipped. A single large deviation does not increase the cumulative sums. A window
+of more than ``SHORT`` runs could find a change sooner; allowance and threshold are raised instead, to avoid false
+alarms from drift and autocorrelation. Allowance and threshold were chosen with ``tests/perf/changes.py``, which
+counts the changes found and the false alarms.
 """
 
 import math
@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 FEWEST = 10
-"""Minimum number of runs in a window for a verdict. Of more than ``WINDOW`` runs, only the newest count."""
+"""Minimum number of runs in a window for a verdict. A window contains at most the newest ``WINDOW`` runs."""
 WINDOW = 120
 GUARD = 12
 ALLOWANCE = 0.5
 PENALTY = 2.5
-"""Increase of the allowance for windows below 28 runs, per standard error of the mean in excess of that of 28
-runs."""
+"""Increase of the allowance for windows of fewer than 28 runs, per unit by which the standard error of their mean
+exceeds that for 28 runs."""
 SHORT = 38
 """Number of runs in a window up to which allowance and threshold are not raised."""
 THRESHOLD, HIGHEST = 4.35, 6.0
@@ -35,8 +35,9 @@ _TO_SD = 1.4826
 
 @dataclass(frozen=True)
 class Change:
-    """A change point. ``at``: index of the first run after the change; ``found``: index of the run that made it
-    certain; ``ratio``: geometric mean from ``at`` to ``found``, relative to the mean of the runs before."""
+    """A change point. ``at``: index of the first run after the change; ``found``: index of the run with which the
+    change became certain; ``ratio``: geometric mean of the runs from ``at`` to ``found``, relative to that of the
+    runs before ``at``."""
 
     at: int
     found: int
@@ -71,26 +72,29 @@ def changes(values: Sequence[float]) -> list[Change]:
 
 
 def _onset(logs: npt.NDArray[np.float64], before: float, since: int, now: int) -> int:
-    """The most likely first run of a step away from the mean ``before``, among runs ``since`` to ``now``."""
+    """The run, among runs ``since`` to ``now``, at which the values most likely stepped away from their earlier
+    mean ``before``."""
     sums = np.cumsum((logs[since : now + 1] - before)[::-1])[::-1]
     return since + int(np.argmax(sums**2 / np.arange(len(sums), 0, -1)))
 
 
 def _window(logs: npt.NDArray[np.float64], begin: int, now: int) -> npt.NDArray[np.float64]:
-    """The runs that run ``now`` is compared with, [runs]; once there are enough, they end ``GUARD`` runs before
-    it."""
+    """The values, [runs], with which the value of run ``now`` is compared; once there are enough runs, the last
+    ``GUARD`` runs before ``now`` are excluded."""
     end = now if now - begin < FEWEST + GUARD else now - GUARD
     return logs[max(begin, end - WINDOW) : end]
 
 
 def _added(total: float, since: int, excess: float, now: int) -> tuple[float, int]:
-    """The cumulative sum after run ``now``, and the run with which it began to grow."""
+    """The cumulative sum ``total`` after adding ``excess`` for run ``now``, and the run at which the sum last rose
+    from zero."""
     total += excess
     return (total, since) if total > 0 else (0.0, now + 1)
 
 
 def _deviation(window: npt.NDArray[np.float64], value: float) -> float:
-    """``value`` in standard deviations of ``window``."""
+    """The deviation of ``value`` from the mean of ``window``, [runs], in standard deviations, corrected for
+    autocorrelation."""
     from scipy.special import ndtri, stdtr
 
     kept = _kept(window)
@@ -102,7 +106,7 @@ def _deviation(window: npt.NDArray[np.float64], value: float) -> float:
 
 
 def _kept(window: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The window without outliers, by the median absolute deviation."""
+    """``window``, [runs], without outliers, which are identified by the median absolute deviation."""
     far = np.abs(window - np.median(window))
     kept = window[far <= 3.5 * _TO_SD * np.median(far)]
     return kept if len(kept) > 1 else window
@@ -119,7 +123,7 @@ def _inflation(residuals: npt.NDArray[np.float64]) -> float:
 
 
 def smallest_step(values: Sequence[float]) -> float | None:
-    """The relative change of the mean that is found within twelve runs in most cases: one standard deviation of
+    """The relative change of the mean that in most cases is found within twelve runs: one standard deviation of
     the runs since the last change. None for fewer than ``FEWEST`` runs."""
     found = changes(values)
     logs = np.log(np.asarray(values[found[-1].at if found else 0 :], dtype=np.float64))[-WINDOW:]

@@ -1,8 +1,9 @@
-"""Whether new runs are slower than a baseline: ratios of means with 95% intervals, and the parts that changed.
+"""Tests whether new runs are slower than a baseline, by ratios of means with 95% intervals; also finds the parts
+of a run that changed.
 
-The ratio is of geometric means, with Welch's t interval of the difference of mean logarithms (Welch 1947,
-Biometrika 34), so that it does not depend on which of the two is the baseline. A single run has no deviation of
-its own and is assumed to have that of the other group.
+The interval of a ratio of geometric means is Welch's t interval for the difference of mean logarithms (Welch 1947,
+Biometrika 34), so exchanging new runs and baseline only inverts the result. The deviation of a group that consists
+of a single run is assumed to be that of the other group.
 """
 
 import math
@@ -23,22 +24,22 @@ METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_stagin
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
          "storage.local_write", "network.bandwidth")  # fmt: skip
-"""Figures of a node that are measured; sizes of memories and disks are not."""
+"""Rates of a node that are measured. Sizes of memories and disks are not among them."""
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
 TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
-"""Figures that only runs that reached the target have."""
+"""Metrics that exist only for runs that reached the target."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
-"""Figures tested in every gate. Epochs to target and seconds per epoch are tested separately, since their causes
-differ."""
+"""Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
+for different reasons."""
 MOST_RUNS = 1000
 """Maximum number of further runs to propose; if more are needed, the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
 STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
-"""Exit statuses of verdicts, the worst last."""
+"""Exit status of each verdict, ordered from best to worst."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
-"""A row of the index, and the figures of its runs."""
+"""A row of the index, and the measurements of its runs."""
 Rules = Mapping[str, float]
-"""By metric, the share by which new runs may be worse."""
+"""The fraction by which new runs may be worse, by metric."""
 Values = tuple[float, ...]
 Ratio = tuple[float, float, float]
 """A ratio, and the ends of its 95% interval."""
@@ -46,10 +47,11 @@ Ratio = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Test:
-    """``ratio``: new over baseline, or baseline over new for rates, so that above 1 is worse, with its 95%
-    interval; None where one of the two has no figures. ``further``: runs needed to decide, 0 if it is decided,
-    None if the baseline has too few runs or varies too much. ``counts``: False for quantities that are only shown.
-    ``node``, ``when``: of a figure of one node, and the time of the new one."""
+    """The test of one metric. ``ratio``: new over baseline (for rates, baseline over new, so that a ratio above 1
+    is always worse), with its 95% interval; None if the new runs or the baseline have no values. ``further``:
+    number of further runs needed for a verdict; 0 if there is one, None if the baseline has too few runs or varies
+    too much. ``counts``: False for metrics that are only shown. ``node``, ``when``: for a metric of one node, the
+    node and the time of the new value."""
 
     metric: str
     new: Values
@@ -65,8 +67,8 @@ class Test:
 
 @dataclass(frozen=True)
 class Gate:
-    """The result of a gate. ``moved``: the change of each part in seconds per run, the largest first. ``marks``:
-    what else differs."""
+    """The result of comparing new runs with a baseline. ``moved``: the change of each part of a run in seconds,
+    largest change first. ``marks``: other differences between new runs and baseline."""
 
     tests: tuple[Test, ...]
     moved: tuple[tuple[str, float], ...]
@@ -80,12 +82,13 @@ class Gate:
 
 
 def badness(verdict: Verdict) -> int:
-    """The order of verdicts, the worst last."""
+    """The position of ``verdict`` in the order of verdicts from best to worst, as a sorting key."""
     return list(STATUS).index(verdict)
 
 
 def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) -> Gate:
-    """Test ``new`` against ``baseline``. Raises UserError if either is empty, or if they cannot be compared."""
+    """Test ``new`` against ``baseline``. Raises UserError if either group of runs is empty, or if the two cannot
+    be compared."""
     require_comparable(new, baseline)
     shown = dict.fromkeys((*TESTED, *rules))
     tests = [tested(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
@@ -94,7 +97,7 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) ->
 
 
 def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) -> None:
-    """Raise UserError if there is nothing to compare, or if benchmarks or versions of their definitions differ."""
+    """Raise UserError if ``new`` or ``baseline`` is empty, or if benchmarks, presets or their versions differ."""
     for what, rows in (("new runs", new), ("baseline", baseline)):
         if not rows:
             raise UserError(f"no record is selected as {what}: all are withdrawn, or not in this store")
@@ -115,7 +118,8 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
 
 
 def _figures(rows: Sequence[Measured], metric: str) -> Values:
-    """The positive figures of all runs or, if the metric depends on the target, of the runs that reached it."""
+    """The positive values of ``metric`` in all runs or, if the metric depends on the target, in the runs that
+    reached the target."""
     values = []
     for _, runs in rows:
         for run in runs:
@@ -128,8 +132,8 @@ def _figures(rows: Sequence[Measured], metric: str) -> Values:
 
 
 def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bool = True) -> Test:
-    """The verdict on one figure: slower when all of the interval is above 1 + tolerance, passed when all of it is
-    below. ``plan``: whether to work out how many further runs would decide."""
+    """The test of one metric. The verdict is "slower" if the whole interval is above 1 + tolerance, and "pass" if
+    the whole interval is below. ``plan``: whether to estimate how many further runs a verdict needs."""
     allowed, counts = rules.get(metric, next(iter(rules.values()))), metric in rules
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
@@ -143,8 +147,8 @@ def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bo
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
-    """The ratio of the geometric means of ``above`` and ``below``, which are positive, with the ends of its 95%
-    interval. None if either is empty; the ends are 0 and infinity for one value each."""
+    """The ratio of the geometric means of ``above`` and ``below`` (positive values), with the ends of its 95%
+    interval. None if either is empty; if each has only one value, the interval has no bounds."""
     if not above or not below:
         return None
     one, two = [[math.log(value) for value in values] for values in (above, below)]
@@ -154,7 +158,7 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | No
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
-    """Like ``ratio_interval``, for at least two pairs of values, such as those of runs with the same seed."""
+    """Like ``ratio_interval``, for at least two pairs of values, for example pairs of runs with the same seed."""
     logs = [math.log(one / other) for one, other in zip(above, below, strict=True)]
     middle = statistics.fmean(logs)
     half = half_width(statistics.stdev(logs), len(logs))
@@ -162,8 +166,8 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float,
 
 
 def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> float:
-    """Half the width of the 95% interval of the difference of means (Welch–Satterthwaite), if ``one`` had ``n``
-    values and ``two`` ``m`` with the deviations that they have now."""
+    """Half the width of the 95% interval for the difference of means (Welch–Satterthwaite) if there were ``n``
+    values with the deviation of ``one`` and ``m`` values with the deviation of ``two``."""
     deviations = [statistics.variance(values) if len(values) > 1 else None for values in (one, two)]
     known = [variance for variance in deviations if variance is not None]
     if not known:
@@ -208,7 +212,8 @@ def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
 
 
 def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
-    """Differences between the two that may explain a change; also says how many records lack versions."""
+    """Differences between new runs and baseline that may explain a change, and the numbers of records without
+    versions and of new runs that missed the target."""
     marks = []
     for key in ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
                 "global_batch_size", "mlhpc", "commit"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""``mlhpc history gate``: selects the runs, their baseline and the rules for the test."""
+"""``mlhpc history gate``: selects the new runs, their baseline and the tolerances of the test."""
 
 import re
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
 
 SAME = ("kind", "benchmark", "preset", "system")
-"""Keys in which a baseline must equal the new runs, unless its selection names them."""
+"""Keys for which the records of a baseline must have the same values as the new runs, except for keys in the
+selection."""
 
 
 def tolerance_of(text: object) -> float:
-    """A share of at least 0. Raises UserError."""
+    """A tolerance, as a fraction from 0 up to 10, from text such as "5%". Raises UserError for any other text."""
     try:
         value = parse_quantity(str(text), "a share")
     except ValueError as error:
@@ -27,8 +28,9 @@ def tolerance_of(text: object) -> float:
 
 
 def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
-    """By metric, the share by which new runs may be worse: from the ``[[rule]]`` tables (``metric`` and
-    ``tolerance``) of a TOML file or, without a file, ``tolerance`` for the time to train. Raises UserError."""
+    """The fraction by which new runs may be worse, by metric: from the ``[[rule]]`` tables (``metric`` and
+    ``tolerance``) of a TOML file; without a file, ``tolerance`` for the time to train. Raises UserError for an
+    invalid file or tolerance."""
     if path is None:
         return {"time_to_train_s": tolerance_of(tolerance)}
     _, content = read_toml(path, "pass a TOML file of rules")
@@ -46,31 +48,31 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
 
 
 def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Rules, system: str | None) -> Gate:
-    """Test the runs ``new``, which are folders (of ``system``) or selections, against ``baseline``. Raises
-    UserError."""
+    """Test the runs ``new``, each a folder (of a run on ``system``) or a selection, against the selection
+    ``baseline``. Raises UserError if the runs cannot be read or compared."""
     with opened(store) as index:
         chosen = [pair for text in new for pair in _measured(index, text, system)]
         return gate(chosen, baseline_of(index, baseline, chosen), rules)
 
 
 def gate_nodes(store: Path, tolerance: float) -> Gate:
-    """The verdict on each node. Raises UserError."""
+    """The verdict on each node in ``store``. Raises UserError if no node has been measured."""
     with opened(store) as index:
         return health(index.measured(["kind=node"]), tolerance)
 
 
 def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[Measured]:
-    """The records of ``selection`` other than ``new`` that equal these in the keys ``SAME``, except for keys that
-    it names. Raises UserError."""
+    """The records in ``selection``, without ``new``, whose values for the keys ``SAME`` equal those of ``new``;
+    keys with a condition in ``selection`` are not compared. Raises UserError for an invalid selection."""
     wanted, first = conditions(selection), new[0][0] if new else {}
     named = {re.split("[<>=!]", each)[0].strip() for each in wanted}
     if "name" in named:
-        for each in wanted:  # raises UserError if it is gone or not unique
+        for each in wanted:  # raises UserError unless exactly one record has this name
             if each.startswith("name="):
                 index.name_of(each.removeprefix("name="))
     else:
         wanted += [f"{key}={first[key]}" for key in SAME if key not in named and first.get(key)]
-    # A run that was added under another system name has another digest.
+    # A run that was also added under a different system name has a different digest.
     own = [_identity(pair) for pair in new]
     return [pair for pair in index.measured(wanted) if _identity(pair) not in own]
 
@@ -82,7 +84,8 @@ def _identity(measured: Measured) -> tuple[object, ...]:
 
 
 def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
-    """The runs of a folder, even if they are not in the store, or of a selection. Raises UserError."""
+    """The runs that ``text`` names: a folder, whose runs need not be in the store, or a selection. Raises
+    UserError for a missing folder or an invalid selection."""
     path = Path(text)
     if not path.exists():
         if not re.fullmatch("[0-9a-f]{6,64}", text) and not re.search("[<>=]", text):

@@ -1,5 +1,5 @@
-"""Whether each node is as fast as before and as other nodes, from the machine files that ``mlhpc doctor
---calibrate`` has written there over time."""
+"""Tests whether each node is as fast as it was and as other nodes are, from the machine files that ``mlhpc doctor
+--calibrate`` has written over time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,12 +10,13 @@ from mlhpc.errors import UserError
 from mlhpc.history.gate import RATES, Gate, Measured, Test, badness, tested
 
 FEWEST = 3
-"""Minimum number of earlier figures from nodes of the same model for a verdict."""
+"""Minimum number of other measurements of the same machine model for a verdict."""
 
 
 def health(rows: Sequence[Measured], tolerance: float) -> Gate:
-    """The worst figure of each node, the newest against all earlier ones of its model. Raises UserError if no node
-    has been measured."""
+    """For each node, the test with the worst verdict. A test compares the newest measurement of a rate on a node
+    with all other measurements of that rate on machines of the same model. Raises UserError if no node has been
+    measured."""
     found: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
     for row, _ in rows:
         for figure in RATES:
@@ -28,7 +29,7 @@ def health(rows: Sequence[Measured], tolerance: float) -> Gate:
         )
     worst: dict[str, Test] = {}
     for (_, figure), values in found.items():
-        # Of two figures with the same time, the worse counts as the newest.
+        # Of two measurements with the same time, the worse counts as the newer one.
         ordered = sorted(values, key=lambda each: (each[0], -each[2]))
         newest = {node: number for number, (_, node, _) in enumerate(ordered)}
         for node, number in newest.items():
@@ -36,7 +37,7 @@ def health(rows: Sequence[Measured], tolerance: float) -> Gate:
             others = tuple(each[2] for each in (*ordered[:number], *ordered[number + 1 :]))
             baseline = others if len(others) >= FEWEST else ()
             test = tested(figure, (value,), baseline, {figure: tolerance}, plan=False)
-            # The mean stands for all others, which every node of the model has nearly in common.
+            # The mean represents all other measurements, which are nearly the same for every node of the model.
             own = replace(test, node=node, when=when, baseline=(geometric_mean(others),) if baseline else ())
             worst[node] = max(worst.get(node, own), own, key=_badness)
     return Gate(tuple(worst[node] for node in sorted(worst)), (), ())

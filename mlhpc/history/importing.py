@@ -1,4 +1,4 @@
-"""Converts results of other programs to records: MLLOG trees, one record per set of runs, and ReFrame's
+"""Converts results of other programs to records: trees of MLLOG files (one record per set of runs) and ReFrame's
 database."""
 
 import sqlite3
@@ -26,7 +26,7 @@ _LARGEST_SESSION = 2**28
 
 
 def all_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """The records of results of any kind at ``path``. Raises UserError if there are none."""
+    """The records of all results at ``path``, of whatever kind. Raises UserError if there are none."""
     if not path.exists():
         raise UserError(f"{path} does not exist; pass a run, a folder of runs, a tree of logs or a database")
     try:
@@ -49,7 +49,8 @@ def _begins(path: Path) -> bytes:
 
 
 def mllog_sets(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """A record for each set of runs of one configuration at or below ``path``. Raises UserError."""
+    """A record for each set of runs of one configuration at or below ``path``. Raises UserError for a log that
+    cannot be read."""
     from mlhpc.submission.report.measure import entries_of
     from mlhpc.submission.result_sets import result_sets
 
@@ -95,7 +96,8 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str
 
 
 def reframe(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """A record for each test case with figures in ReFrame's SQLite database. Raises UserError."""
+    """A record for each test case in ReFrame's SQLite database that has performance values. Raises UserError if
+    the database cannot be read."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             schema = (db.execute("SELECT schema_version FROM metadata").fetchone() or [_REFRAME_SCHEMA])[0]
@@ -121,8 +123,9 @@ def _reframe_session(session: str, blob: str, system: str | None) -> Iterator[Hi
 
 
 def _reframe_case(uuid: str, case: dict[str, Any], system: str | None) -> HistoryRecord | None:
-    """The record of a test case; None without figures. ``perfvalues`` has, by ``system:partition:name``, a list
-    that begins with value and reference and ends with the unit, such as ``s``."""
+    """The record of a test case; None for a case without performance values. ``perfvalues`` maps
+    ``system:partition:name`` to a list that begins with the value and its reference and ends with the unit, such
+    as ``s``."""
     figures: dict[str, float] = {}
     for name, (value, *_, unit) in (case.get("perfvalues") or {}).items():
         key = f"{name.rpartition(':')[2]}_{unit}".replace("/", "_per_").replace("%", "percent")

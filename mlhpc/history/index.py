@@ -1,9 +1,9 @@
-"""The index of a store: an SQLite file in the user's cache with a row for each record, derived from the store
-alone.
+"""The index of a store: an SQLite file in the user's cache with a row for each record, derived only from the
+store.
 
-An index file never changes: what is new in the store is added to a copy, which replaces the file by a rename. So
-processes that read an index are not disturbed, and no lock is needed. An index that is missing, damaged or of
-another version is rebuilt. Nothing that is slow to import is imported unless records are read.
+An index file never changes: new records are added to a copy, which replaces the file by a rename. Processes that
+read an index are therefore not disturbed, and no lock is needed. A missing or damaged index, or one of a different
+version, is rebuilt. Slow imports take place only when records are read.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
 VERSION = 1
-"""Version of the index; an index of another version is rebuilt."""
+"""Version of the index; an index of a different version is rebuilt."""
 _SCHEMA = f"""
 PRAGMA user_version={VERSION};
 CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
@@ -44,17 +44,19 @@ class Index:
     db: sqlite3.Connection
 
     def rows(self, where: Sequence[str] = (), *, withdrawn: bool = False) -> list[str]:
-        """The rows of measurements that meet all conditions, as JSON texts, in order of time. Raises UserError."""
+        """The rows of measurements that meet all conditions, as JSON texts, in order of time. Raises UserError for
+        an invalid condition."""
         return [body for (body,) in self._select("body", where, withdrawn)]
 
     def measured(self, where: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """The rows that meet all conditions, each with the figures of its runs. Raises UserError."""
+        """The rows that meet all conditions, each with the measurements of its runs. Raises UserError for an
+        invalid condition."""
         chosen = self._select("body, runs", where, False)
         return [(json.loads(body), json.loads(runs)) for body, runs in chosen]
 
     def name_of(self, prefix: str) -> str:
-        """The name of the record whose name begins with ``prefix``. Raises UserError if there are none or
-        several."""
+        """The name of the record whose name begins with ``prefix``. Raises UserError unless there is exactly one
+        such record."""
         found = self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"]).fetchall()
         if len(found) != 1:
             what = f"the names of {count(len(found), 'record')} begin with it" if found else "no such record"
@@ -62,7 +64,7 @@ class Index:
         return str(found[0][0])
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of withdrawals or annotations, with ``of`` and ``text``."""
+        """The rows of all notes of a ``kind`` (withdrawal or annotation), with their keys ``of`` and ``text``."""
         found = self.db.execute("SELECT body FROM records WHERE kind = ? ORDER BY at", [kind])
         return [json.loads(body) for (body,) in found]
 
@@ -108,13 +110,13 @@ class Index:
             raise UserError(f"{condition}: {text!r} is not a number; write {key}{sign}NUMBER") from None
 
     def _others(self) -> set[str]:
-        """The keys that only rows of kinds other than runs have."""
+        """The keys that occur in rows of records other than runs and result sets."""
         others = "SELECT DISTINCT key FROM records, json_each(body) WHERE kind NOT IN ('run', 'result set')"
         return {str(key) for (key,) in self.db.execute(others)}
 
 
 def conditions(text: str) -> list[str]:
-    """The comma-separated conditions of a SELECTION; a digest stands for the record's name."""
+    """The conditions of a comma-separated SELECTION. A digest is short for the condition ``name=DIGEST``."""
     is_name = re.fullmatch("[0-9a-f]{6,64}", text)
     return [f"name={text}"] if is_name else [part for part in text.split(",") if part]
 
@@ -127,8 +129,8 @@ def cache_of(store: Path) -> Path:
 
 @contextlib.contextmanager
 def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
-    """The up-to-date index of ``store``. Unless ``quiet``, prints a line on standard error about files that are
-    not records of this version. Raises UserError."""
+    """Context manager that yields the up-to-date index of ``store``. Unless ``quiet``, prints a line on standard
+    error about files that contain no records of this version. Raises UserError if the store cannot be read."""
     from mlhpc.history.store import files
 
     path, there = cache_of(store), files(store)
@@ -148,8 +150,8 @@ def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
 
 
 def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
-    """The files in the index, except those that had a problem and now have another size: an interrupted copy may
-    have been repeated."""
+    """The files in the index that need not be read again. A file that had a problem is read again if its size has
+    changed, since an interrupted copy may have been repeated."""
     files = db.execute("SELECT * FROM files")
     return {file for file, size, problem in files if not problem or _size(store / file) == size}
 
@@ -162,7 +164,8 @@ def _size(path: Path) -> int:
 
 
 def _loaded(path: Path) -> sqlite3.Connection:
-    """The index at ``path``, loaded into memory; an empty one if it is missing, damaged or of another version."""
+    """The index at ``path``, loaded into memory; an empty index if the file is missing, damaged or of a different
+    version."""
     db = sqlite3.connect(":memory:")
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as saved:
@@ -177,7 +180,7 @@ def _loaded(path: Path) -> sqlite3.Connection:
 
 
 def _save(db: sqlite3.Connection, path: Path) -> None:
-    """Write the index to ``path``; if the cache cannot be written, the index is only used in memory."""
+    """Write the index to ``path``; if the cache cannot be written, the index remains in memory only."""
     with contextlib.suppress(OSError, sqlite3.Error):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".history-", dir=path.parent) as folder:
@@ -188,8 +191,8 @@ def _save(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str]) -> None:
-    """Add the records of the files ``there`` that are not ``known``, or the reason why they are not records of
-    this version."""
+    """Add the records in those files of ``there`` that are not in ``known``; for a file without valid records of
+    this version, add the reason."""
     from mlhpc.history.store import contents, files
 
     for _ in range(3):  # records may be moved into a pack meanwhile
@@ -204,7 +207,7 @@ def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str])
 
 
 def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
-    """Add one record. Returns the reason if it is not a record of this version, or ""."""
+    """Add one record. Returns "", or the reason if the record is not one of this version."""
     from pydantic import ValidationError
 
     from mlhpc.common.files.untrusted import clean, finite, parse_json

@@ -1,5 +1,5 @@
-"""What people do with a history: withdraw records and annotate events, by separate records, and export copies
-without names."""
+"""Changes that people make to a history: they withdraw records and annotate events, both by adding records, and
+export copies without names of hosts and users."""
 
 import json
 import re
@@ -16,19 +16,22 @@ from mlhpc.quantities import count
 from mlhpc.record.history import HistoryRecord, time_text
 
 _PRIVATE = frozenset({"command", "data", "variables", "job", "org", "submission", "stage", "nodes_of"})
-"""Keys of a record's content that are omitted from an exported copy, because they may contain names anywhere."""
+"""Keys that are omitted from the content of exported records, because any part of their values may contain
+names."""
 _HOSTS = frozenset({"hostname", "host", "node"})
 
 
 def withdraw(store: Path, name: str, reason: str) -> str:
-    """Withdraw the record ``name``, and return a line that says so. Raises UserError."""
+    """Withdraw the record ``name`` and return a confirmation in one line. Raises UserError if the store cannot be
+    written."""
     now = time_text(datetime.now(UTC).isoformat())
     put(store, HistoryRecord(kind="withdrawal", of=name, text=reason, when=now))
     return f"{name[:12]} withdrawn: {reason}"
 
 
 def annotate(store: Path, system: str, text: str, when: str | None) -> str:
-    """Record an event of ``system``, and return a line that says so. Raises UserError."""
+    """Record an event on ``system`` and return a confirmation in one line. Raises UserError for an invalid date,
+    or if the store cannot be written."""
     at = time_text(when or datetime.now(UTC).isoformat())
     if at is None:
         raise UserError(
@@ -39,8 +42,9 @@ def annotate(store: Path, system: str, text: str, when: str | None) -> str:
 
 
 def export(store: Path, where: Sequence[str], out: Path) -> str:
-    """Copy the selected records to the new store ``out`` without names of hosts and users: hosts are numbered;
-    paths, commands and environment variables are omitted. Returns a line that says so. Raises UserError."""
+    """Copy the selected records to the new store ``out`` without the names of hosts and users: hosts are numbered,
+    and paths, commands and environment variables are omitted. Returns a confirmation in one line. Raises UserError
+    if ``out`` is not empty."""
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; choose a new folder")
     with opened(store) as index:
@@ -62,7 +66,7 @@ def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[
     if record.get("system") in systems:
         record["system"] = systems[record["system"]]
     text = json.dumps(record)
-    for host in sorted(hosts, key=len, reverse=True):  # also inside other texts
+    for host in sorted(hosts, key=len, reverse=True):  # also within longer texts
         text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
     return HistoryRecord.model_validate_json(text)
 
@@ -74,7 +78,7 @@ def _stripped(value: Any, hosts: dict[str, str]) -> Any:
         return "(path)" if isinstance(value, str) and value.startswith(("/", "~")) else value
     kept = {}
     for key, each in value.items():
-        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # a table or a version
+        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # data: a table or version
             continue
         named = key in _HOSTS and isinstance(each, str)
         kept[key] = hosts.setdefault(each, f"node{len(hosts) + 1}") if named else _stripped(each, hosts)

@@ -1,4 +1,5 @@
-"""The history of a system as one self-contained HTML page: time lines with parts, changes, and what changed."""
+"""The history of a system as one self-contained HTML page: charts of all runs with their parts, the changes of
+performance, and the differences at each change."""
 
 import json
 import os
@@ -30,14 +31,14 @@ from mlhpc.record.run_directory import RunDirectory
 
 Row = dict[str, Any]
 ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
-"""The figures that raise alarms; parts only show the cause."""
+"""The quantities whose changes are reported; changes of parts only explain them."""
 SHOWN = 200
-"""Maximum number of runs in a figure, the newest ones."""
+"""Maximum number of runs in a chart, which shows the newest."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A change of ``figure`` and the runs before and after it."""
+    """A change of the quantity ``figure``, with the last run before the change and the first run after it."""
 
     figure: str
     change: Change
@@ -54,14 +55,15 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Line:
-    """The runs of one benchmark, preset and size that reached their target, in order of time."""
+    """A group of runs that reached their target, in order of time, all of the same benchmark, preset, size and
+    versions."""
 
     title: str
     rows: tuple[Row, ...]
 
     @cached_property
     def alarms(self) -> tuple[Alarm, ...]:
-        """The changes of the figures that raise alarms, in order of time."""
+        """The changes in the quantities of ``ALARMING``, in order of time."""
         found = []
         for figure in ALARMING:
             rows = [row for row in self.rows if row[figure] and row[figure] > 0]
@@ -71,13 +73,13 @@ class Line:
 
 
 def page(store: Path, system: str, where: Sequence[str], folder: Path) -> tuple[str, list[str]]:
-    """The HTML text of a page in ``folder``, and a line for each change. Raises UserError if the system has no
-    runs."""
+    """The HTML of the page about ``system``, to be written to ``folder``, and a line of text for each change.
+    Raises UserError if the system has no runs."""
     with opened(store) as index:
         chosen = ["kind=run", f"system={system}", *where]
         rows = [json.loads(row) for row in index.rows(chosen)]
         records = quote(os.fsencode(os.path.relpath(store, folder)))
-        present = {path.name for path in store.glob("*.json")}  # those that have been packed have no file
+        present = {path.name for path in store.glob("*.json")}  # packed records have no file of their own
         files = [f"{row['name']}.json" for row in rows]
         links = [f"{records}/{file}" if file in present else "" for file in files]
         lines = _lines([{**row, "link": link} for row, link in zip(rows, links, strict=True)])
@@ -151,13 +153,14 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
 
 
 def _noted(line: Line, notes: Sequence[Row]) -> set[str]:
-    """The first run after each annotation."""
+    """The names of the first runs after each annotation in ``notes``."""
     after = (next((r for r in line.rows if (r["when"] or "") >= note["when"]), None) for note in notes)
     return {row["name"] for row in after if row}
 
 
 def _before(line: Line) -> Sequence[Row]:
-    """The runs before the last change of the time to train; all runs if there is no change."""
+    """The runs between the last two changes of the time to train (with one change, all runs before it; without
+    changes, all runs)."""
     changed = [alarm.change.at for alarm in line.alarms if alarm.figure == "time_to_train_s"]
     begin = changed[-2] if len(changed) > 1 else 0
     return line.rows[begin : changed[-1]] if changed else line.rows
@@ -213,7 +216,7 @@ def _details(alarm: Alarm, store: Path) -> Details:
 
 
 def _run_of(store: Path, name: str) -> RunDirectory:
-    """The run of a record as it was in its folder, without what this version cannot read."""
+    """The run in a record, as it would be read from its folder; parts that this version cannot read are None."""
     content = json.loads(content_of(store, name))["content"]
 
     def read(key: str, parse: Callable[[Any], Any]) -> Any:

@@ -1,5 +1,5 @@
-"""Makes records from what this suite has written: runs, studies' cells, campaigns, I/O emulations, profiles and
-predictions. The same files give the same record, wherever they are and whenever they are added."""
+"""Creates records from files written by this suite: runs, cells of studies, campaigns, I/O emulations, profiles
+and predictions. The record depends only on the files, not on their location or the time when they are added."""
 
 import contextlib
 import os
@@ -22,14 +22,14 @@ from mlhpc.record.series import CampaignRecord
 
 T = TypeVar("T")
 STORE = "MLHPC_HISTORY"
-"""Environment variable with the store that runs, campaigns and emulations add themselves to."""
+"""Environment variable with the store to which runs, campaigns and emulations are added when they end."""
 ADDING_S = 5.0
 """Maximum seconds that a run waits until its record is stored."""
 
 
 def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """The records of a folder written by this suite and of the folders in it; none if there are none. Prints a
-    warning for each damaged folder in it. Raises UserError."""
+    """Yield the records of a folder written by this suite and of the folders below it. Prints a warning for each
+    damaged folder below. Raises UserError if ``path`` itself is damaged."""
     if (path / "campaign.json").is_file():
         yield campaign_record(path, system)
     if (path / "result.json").is_file():
@@ -39,12 +39,13 @@ def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     for below in sorted(folders):
         try:
             yield from records_below(below, system)
-        except UserError as error:  # the other records are added
+        except UserError as error:  # the remaining records are still added
             sys.stderr.write(f"mlhpc: warning: not added: {error}\n")
 
 
 def folder_record(path: Path, system: str | None) -> HistoryRecord:
-    """The record of the folder of a run or of an I/O emulation. Raises UserError."""
+    """The record of a run or an I/O emulation, from its folder. Raises UserError if the folder has no readable
+    result."""
     stated = _read(path / "result.json", lambda file: read_object(file, os.O_NOFOLLOW))
     if stated.get("kind") == "io":
         return _io_record(path, stated, system)
@@ -58,7 +59,7 @@ def folder_record(path: Path, system: str | None) -> HistoryRecord:
         "environment": run.env.model_dump(exclude_unset=True),
         "config": config,
     }
-    with contextlib.suppress(OSError, ValueError):  # most runs are not a study's cells
+    with contextlib.suppress(OSError, ValueError):  # most runs do not belong to a study
         content["cell"] = read_object(path.parent / "cell.json", os.O_NOFOLLOW)
     if run.log and run.log.fingerprint:
         content["log"] = run.log.fingerprint
@@ -85,7 +86,7 @@ def _read(file: Path, reader: Callable[[Path], T]) -> T:
 
 
 def same(source: object, *keys: str) -> dict[str, Any]:
-    """The attributes ``keys`` of ``source``, which have the same names in a record."""
+    """The attributes ``keys`` of ``source`` by name; a record uses the same names."""
     return {key: getattr(source, key) for key in keys}
 
 
@@ -96,8 +97,8 @@ def _when(run: RunDirectory | None) -> str | None:
 
 
 def _where(env: Environment, system: str | None) -> dict[str, Any]:
-    """System, machine and commit. The system is the Slurm job's cluster, or else the host name without the node
-    number."""
+    """System, machine and commit. Unless ``system`` is passed, the system is the Slurm job's cluster or, outside
+    Slurm, the host name without the node's number."""
     names = env.variables if isinstance(env.variables, dict) else {}
     machine = env.accelerators[0] if env.accelerators else env.cpu
     cluster = names.get("SLURM_CLUSTER_NAME")
@@ -110,18 +111,20 @@ def _where(env: Environment, system: str | None) -> dict[str, Any]:
 
 
 def without_number(host: str | None) -> str | None:
-    """The part of the name that a system's nodes have in common: ``nid`` for ``nid000042.local``."""
+    """The part of the ``host`` name that the nodes of a system have in common, such as ``nid`` for
+    ``nid000042.local``."""
     return re.sub(r"[-_]?\d*$", "", (host or "").partition(".")[0]) or host
 
 
 def _settings(config: dict[str, Any]) -> str | None:
-    """A digest of all settings except the description."""
+    """A digest of all settings except description and submitter; None without settings."""
     chosen = {key: value for key, value in config.items() if key not in ("description", "submission")}
     return digest(canonical(chosen))[:16] if chosen else None
 
 
 def run_figures(result: Result) -> RunFigures:
-    """The figures of a run. A negative time, which occurs if the clock was set back, is omitted."""
+    """The measurements of a run that a record contains. A negative time, which occurs if the clock was set back,
+    is omitted."""
     seconds, parts = result.time_to_train_s, result.breakdown_s or {}
     known = {key: value for key, value in parts.items() if value is not None}
     epochs = len(result.epochs)
@@ -144,7 +147,8 @@ def run_figures(result: Result) -> RunFigures:
 
 
 def campaign_record(path: Path, system: str | None) -> HistoryRecord:
-    """The record of a campaign's folder; its runs have separate records. Raises UserError."""
+    """The record of a campaign's folder; its runs have separate records. Raises UserError if campaign.json cannot
+    be read."""
     campaign = _read(path / "campaign.json", CampaignRecord.read)
     first: RunDirectory | None = None
     with contextlib.suppress(UserError, IndexError):
@@ -195,7 +199,8 @@ def _io_record(path: Path, content: dict[str, Any], system: str | None) -> Histo
 
 
 def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """The records of the output of ``mlhpc profile --json`` or ``mlhpc predict --json``. Raises UserError."""
+    """The records of the output of ``mlhpc profile --json`` or ``mlhpc predict --json``. Raises UserError if the
+    file contains neither."""
     try:
         value = parse_json(read_text(path, flags=os.O_NOFOLLOW))
     except (OSError, ValueError) as error:
@@ -219,7 +224,8 @@ def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
 
 
 def node_record(path: Path, system: str | None) -> HistoryRecord:
-    """The record of a machine file that ``mlhpc doctor --calibrate`` has written on a node. Raises UserError."""
+    """The record of a machine file that ``mlhpc doctor --calibrate`` has written on a node. Raises UserError if
+    the file cannot be read."""
     from mlhpc.perf.machines import machine
 
     measured = machine(str(path))
@@ -242,9 +248,9 @@ def _first(value: Any) -> float | None:
 
 
 def remember(path: Path) -> None:
-    """Add the run, campaign or emulation in ``path`` to the store named by ``STORE``, if that is set. Never
-    raises, and waits at most ``ADDING_S``: if the store fails or hangs, a warning is printed and the result is
-    kept."""
+    """Add the run, campaign or emulation in ``path`` to the store named by the environment variable
+    ``MLHPC_HISTORY``, if it is set. Never raises, and waits at most ``ADDING_S``: if the store fails or hangs, a
+    warning is printed; the result in ``path`` is not affected."""
     store = os.environ.get(STORE)
     if not store:
         return

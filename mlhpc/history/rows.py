@@ -1,5 +1,5 @@
-"""Rows: the parts of a record that lists, selections and gates need. Does not import pydantic, which would take
-longer than reading ten thousand rows."""
+"""Rows: the parts of a record that lists, selections and gates need. This module does not import pydantic, which
+would take longer than reading ten thousand rows."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,14 @@ ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "
        "status", "mlhpc", "commit", "settings", "versions", "ranks", "nodes", "accelerators", "global_batch_size",
        "number_of_runs", "time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s",
        "samples_per_s", *(f"{part}_s" for part in PARTS), "joules", "joules_per_sample")  # fmt: skip
-"""The keys of a row, in order; other figures that a row has follow them."""
+"""The keys of every row, in order; further figures of a record follow."""
 TEXTS = frozenset(ROW[: ROW.index("ranks")])
 """The keys that are compared as text; all others are numbers."""
 
 
 def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
-    """A flat summary of a record: means over the runs, and energy from the kind of counter that includes the
-    others."""
+    """A flat summary of a record: means over the record's runs, and the energy measured by the most comprehensive
+    kind of counter."""
     row: dict[str, Any] = dict.fromkeys(ROW)
     row |= {key: getattr(record, key) for key in ROW if key in type(record).model_fields}
     row["name"], row["number_of_runs"] = name, len(record.runs)
@@ -36,7 +36,7 @@ def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
 
 
 def versions_text(versions: Mapping[str, int]) -> str:
-    """The versions as text: ``data 1, parts 1, preset 2``."""
+    """``versions`` as text: ``data 1, parts 1, preset 2``."""
     return ", ".join(f"{what} {number}" for what, number in sorted(versions.items()))
 
 

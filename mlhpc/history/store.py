@@ -1,9 +1,9 @@
-"""The store of a history: a folder with one file per record, and packs of the records of past years, with one line
-per record that has its name and content.
+"""The store of a history: a folder with one file per record, and packs of past years, each a file with one line
+per record that contains the record's name and content.
 
-No file ever changes and none needs a lock: files get their names by a rename once they are complete and on disk,
-names are digests of the content, and nothing is removed before another file has its content. So writers need no
-coordination, and stores are merged by copying files.
+No file ever changes, and none needs a lock: a file is renamed to its final name once it is complete and on disk,
+names are digests of the content, and a file is removed only after its content is in a different file. Writers
+therefore need no coordination, and stores are merged by copying files.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ def digest(data: bytes) -> str:
 
 
 def put(store: Path, record: "HistoryRecord") -> tuple[str, bool]:
-    """Write ``record`` to the folder ``store``. Returns its name and whether it is new; from then on, it survives
-    a power failure. Raises UserError."""
+    """Write ``record`` to the folder ``store``. Returns the record's name and whether it is new; when this
+    function returns, the record would survive a power failure. Raises UserError if the store cannot be written."""
     data = record.canonical()
     name = digest(data)
     path = store / f"{name}.json"
@@ -67,7 +67,7 @@ def _sync(folder: Path) -> None:
 
 
 def _intact(path: Path) -> bool:
-    """Whether the record exists and is complete, unlike one at which copying the store was interrupted."""
+    """Return whether the record exists and is complete; it is incomplete if copying the store was interrupted."""
     try:
         return digest(path.read_bytes()) == path.stem
     except OSError:
@@ -75,7 +75,8 @@ def _intact(path: Path) -> bool:
 
 
 def files(store: Path) -> set[str]:
-    """The names of the files with records. Raises UserError if ``store`` is not a readable folder."""
+    """The names of the files in ``store`` that contain records. Raises UserError if ``store`` is not a readable
+    folder."""
     if not store.is_dir():
         raise UserError(f"{store}: no such folder; pass the --store of mlhpc history add")
     with as_user_error(store, "cannot be read", "choose another --store"):
@@ -83,8 +84,8 @@ def files(store: Path) -> set[str]:
 
 
 def contents(store: Path, file: str) -> Iterator[tuple[str, bytes | str]]:
-    """The records in one file, each with its name and its bytes, or a text that says what is wrong with it. Raises
-    FileNotFoundError if another process has packed the file meanwhile."""
+    """Yield the name and the bytes of each record in one file; for an invalid record, its name and a message about
+    the problem. Raises FileNotFoundError if a different process has packed the file meanwhile."""
     single = SINGLE.fullmatch(file)
     where = "(its name is not the digest of its content)" if single else "in a pack"
     try:
@@ -105,7 +106,7 @@ def _packed(pack: BinaryIO) -> Iterator[tuple[str, bytes]]:
 
 
 def content_of(store: Path, name: str) -> bytes:
-    """The record ``name``. Raises UserError if it is gone."""
+    """The content of the record ``name``. Raises UserError if it is no longer in the store."""
     for file in sorted(files(store), key=lambda file: file != f"{name}.json"):
         if file == f"{name}.json" or PACK.fullmatch(file):
             for found, data in contents(store, file):
@@ -115,11 +116,12 @@ def content_of(store: Path, name: str) -> bytes:
 
 
 def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple[int, int]:
-    """Pack the records of years up to ``before``, each year into one file. ``years``: name and year of every
-    record. Returns the numbers of packed records and of replaced files. Raises UserError.
+    """Pack the records of all years up to and including ``before``, each year into one file. ``years``: name and
+    year of every record. Returns the numbers of packed records and of replaced files. Raises UserError if the
+    store cannot be read or written.
 
-    A file is removed only when all its records are on disk in the new packs, so two concurrent compactions may
-    leave records twice but never lose one.
+    A file is removed only when all its records are on disk in the new packs, so concurrent compactions may leave
+    duplicate records, but never lose one.
     """
     year_of = {name: int(year) for name, year in years if int(year) <= before}
     packs: dict[int, dict[str, bytes]] = {}
@@ -137,7 +139,7 @@ def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple
             data = b"".join(name.encode() + b" " + records[name] + b"\n" for name in sorted(records))
             pack = f"{year:04}-{digest(data)}.jsonl"
             if pack in replaced:
-                replaced.remove(pack)  # already packed, and nothing is new
+                replaced.remove(pack)  # this pack already contains all records of its year
             else:
                 _write(store / pack, data)
         for file in replaced:

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def print_rows(rows: Sequence[Row], total: int, console: Console) -> None:
-    """Print the rows, and how many of ``total`` are not shown."""
+    """Print the rows as a table, and how many of ``total`` rows are not shown."""
     if not rows:
         say(console, "no records")
         return
@@ -41,7 +41,7 @@ _TONES = {"slower": "error", "undecided": "warning"}
 
 
 def print_gate(gate: Gate, console: Console) -> None:
-    """Print the tests, the part that changed most, what else differs, and the verdict."""
+    """Print the tests of a gate, the part that changed most, other differences, and the verdict."""
     columns: Columns[Test] = {
         "figure": lambda test: " ".join(filter(None, (test.node, test.metric, _noted(test)))),
         "baseline": lambda test: _mean(test.baseline),
@@ -61,7 +61,8 @@ def _noted(test: Test) -> str:
 
 
 def gate_lines(gate: Gate) -> list[str]:
-    """Sentences on the part that changed most, the further runs needed, differences, and the verdict."""
+    """Sentences on the part of a run that changed most, the further runs needed, other differences, and the
+    verdict."""
     lines = []
     if gate.moved and (total := sum(change for _, change in gate.moved)):
         part, change = gate.moved[0]
@@ -84,7 +85,7 @@ def _needed(test: Test) -> str:
 
 
 def ratio_text(ratio: Ratio | None) -> str:
-    """The ratio as text: ``+3.1% (+1.0% to +5.2%)``."""
+    """A ratio and its interval as text: ``+3.1% (+1.0% to +5.2%)``."""
     if ratio is None:
         return "not known"
     middle, low, high = (value - 1 for value in ratio)

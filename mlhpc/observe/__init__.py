@@ -1,1 +1,1 @@
-"""Observing runs: progress, and export to other tools."""
+"""Observation of runs: progress, traces, and export to other tools."""

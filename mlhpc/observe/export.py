@@ -1,4 +1,4 @@
-"""``mlhpc export``: a run's epochs and facts for other tools: CSV, TensorBoard, MLflow."""
+"""``mlhpc export`` writes a run's epochs and facts for other tools: CSV, TensorBoard, MLflow."""
 
 import csv
 import os
@@ -23,7 +23,8 @@ from mlhpc.record.run_directory import RunDirectory, read
 
 
 def export(folder: Path, to: str, out: Path) -> Path:
-    """Write the run in ``folder`` for the tool ``to`` into the new folder ``out``, and return it.
+    """Write the run in ``folder`` into the new folder ``out``, in the format of the tool ``to``, and return the
+    new folder's path.
 
     Raises UserError if the run has no result, ``out`` exists, or the tool's package is not installed.
     """
@@ -49,7 +50,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
 
 
 def metrics_of(result: Result) -> list[dict[str, float]]:
-    """The numbers of each epoch by name, ``epoch`` first; missing and non-finite numbers are omitted."""
+    """The numbers of each epoch by name, starting with ``epoch``; missing and non-finite numbers are omitted."""
     rows = []
     for epoch in result.epochs:
         numbers = epoch.model_dump()
@@ -80,7 +81,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def _energy(result: Result) -> dict[str, float | None]:
-    """Joules by what the counters measure; None if a part is missing."""
+    """The joules of the run by kind of counter; None for a kind with missing values."""
     return {f"energy_{kind}_j": energy.whole_joules for kind, energy in in_order(result.energy).items()}
 
 
@@ -114,7 +115,7 @@ def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
 
 
 def _mlflow(run: RunDirectory, result: Result, out: Path) -> None:
-    """Writes an SQLite database, because MLflow's file store has been in maintenance mode since 3.13.
+    """Write the run as an SQLite database for MLflow, whose file store has been in maintenance mode since 3.13.
 
     The database is written in a temporary folder and copied, because some shared file systems lack the locks that
     SQLite needs, and MLflow cannot open paths with ``?`` or ``%``.
@@ -154,8 +155,8 @@ def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result)
 
 
 def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
-    """Metrics of every epoch, with the epoch's number and end time; those of the whole run have the last
-    epoch's."""
+    """Metrics of every epoch, with the epoch's number and end time. Metrics of the whole run have the number and
+    end time of the last epoch."""
     from mlflow.entities import Metric
 
     metrics, at, step = [], began_ms, 0
@@ -171,8 +172,8 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
 
 
 def _mlflow_name(name: str) -> str:
-    """``name`` in the characters that MLflow allows (letters, digits, _ - . and few others); all others become
-    _HEX_."""
+    """``name`` with every character that MLflow does not allow replaced by _HEX_, its code in hexadecimal. MLflow
+    allows letters, digits, _ - . and a few more."""
     return re.sub(r"[^\w.-]|^[.]", lambda character: f"_{ord(character[0]):x}_", name)[:250]
 
 
@@ -181,4 +182,4 @@ _WRITERS: dict[str, tuple[str, Callable[[RunDirectory, Result, Path], None]]] = 
     "tensorboard": ("tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),
 }
-"""By tool: the package it requires, and its export function."""
+"""The package that each tool requires, and the function that exports for it."""

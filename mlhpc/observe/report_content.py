@@ -23,8 +23,8 @@ def report_content(
     configurations: Sequence[tuple[int, int | None]] = (),
     change: Change | None = None,
 ) -> dict[str, Any]:
-    """One run, or a comparison of all sets below ``paths``; nothing is written. Raises UserError like
-    ``report_on``."""
+    """The report on one run, or the comparison of all sets of runs below ``paths``. Nothing is written. Raises the
+    same UserErrors as ``report_on``."""
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
@@ -59,7 +59,7 @@ def report_content(
 
 
 def run_content(run: RunDirectory, ruleset: str | None = None) -> dict[str, Any]:
-    """One run: its times, their breakdown, and the verdict of its check."""
+    """The report on one run: its times, their breakdown, and the verdict of the rule check."""
     alive = running(run)
     findings = [] if alive else check_run(run, ruleset)
     reasons = no_score(run, findings)

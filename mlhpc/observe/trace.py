@@ -1,4 +1,4 @@
-"""``mlhpc trace``: a run's spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""``mlhpc trace``: writes a run's spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 The format is the Trace Event Format of Chromium ("Trace Event Format", docs.google.com/document/d/
 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): complete events (``ph: X``), counters (``C``) and metadata (``M``),
@@ -21,13 +21,13 @@ from mlhpc.record.run_directory import RunDirectory, read
 Event = dict[str, Any]
 _KINDS = {"timed", "steps"}
 _STEPS, _WAITS = 1, 2
-"""Thread numbers of a rank in the trace; its spans have number 0."""
+"""Thread numbers of a rank's steps and data waits in the trace; the rank's spans have number 0."""
 
 
 def write_trace(folder: Path, out: Path) -> Path:
-    """Write the spans of every rank of the run in ``folder`` as the new file ``out``, and return it.
+    """Write the spans of every rank of the run in ``folder`` to the new file ``out``, and return its path.
 
-    Raises UserError if there are no events, or ``out`` exists or cannot be written.
+    Raises UserError if the run has no events, or if ``out`` exists or cannot be written.
     """
     run = read(folder)
     files = event_files(folder)
@@ -52,7 +52,8 @@ def write_trace(folder: Path, out: Path) -> Path:
 def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
     """The spans of one rank as trace events: phases on one track; each epoch's total data wait and steps on
     separate tracks, since waits are recorded as sums (docs/reference/timing.md); the energy of the rank's node as
-    counters. Spans without an end, in a run that was killed or is still active, end with the last event."""
+    counters. Spans without an end, which occur in a run that was killed or is still active, end with the last
+    event."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
@@ -79,8 +80,8 @@ def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
 
 
 def _energy(rank: int, event: Event, counted: dict[str, tuple[float, float]]) -> Iterator[Event]:
-    """The energy of the rank's node in the run so far, and the mean power since the previous reading. ``counted``:
-    time and joules of the previous reading, by counter."""
+    """Counter events for the energy that the rank's node has used in the run so far, and for its mean power since
+    the previous reading. ``counted``: time and joules of the previous reading, by counter."""
     measured, joules, t = str(event["name"]), event.get("joules"), event.get("t", 0.0)
     if joules is None:
         return
@@ -117,7 +118,7 @@ def _complete(rank: int, thread: int, event: Event, start: float, stop: float, m
 
 
 def _counters(run: RunDirectory) -> Iterator[Event]:
-    """The target's metric and the throughput after each epoch, as counters of rank 0."""
+    """Counter events of rank 0 for the metric of the target and the throughput after each epoch."""
     path = run.path / "events.rank0.jsonl"
     ends = {
         e.get("epoch"): e.get("t", 0.0)

@@ -19,7 +19,7 @@ LINE_S = 60.0
 
 
 def progress_of(folder: Path) -> Progress:
-    """The progress of the run in ``folder``. Raises UserError if there is no run."""
+    """The progress of the run in ``folder``. Raises UserError if ``folder`` contains no run."""
     return _with_life(Follower(folder).look(), folder)
 
 
@@ -31,9 +31,9 @@ def watch(
     once: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Follow the run in ``folder`` until it ends; updates in place on a terminal, otherwise prints one line per
-    minute and per epoch. Returns 0 if the run met its target, was emulated, or is still running with ``once``;
-    MISSED if it missed its target, 1 if it was aborted."""
+    """Show the progress of the run in ``folder`` until it ends: on a terminal, in a display that is updated in
+    place; otherwise one line per minute and one per epoch. Returns 0 if the run met its target, was emulated, or
+    is still running with ``once``; MISSED if it missed its target, 1 if it was aborted."""
     follower = Follower(folder)
     now = _with_life(follower.look(), folder)
     if once:
@@ -51,7 +51,8 @@ def watch(
 
 
 def exit_status(now: Progress) -> int:
-    """The exit status of the command: 0 for a run that met its target, was emulated, or is still running."""
+    """The exit status of the command: 0 for a run that met its target, was emulated, or is still running; MISSED
+    if the target was missed, 1 if the run was aborted."""
     if now.status in ("running", "success", "emulated"):
         return 0
     return MISSED if now.status == "failed" else 1
@@ -74,7 +75,7 @@ def _lines(
 
 
 def _with_life(now: Progress, folder: Path) -> Progress:
-    """``now`` with the status "gone" if the run's processes have ended without a result."""
+    """``now``, with its status changed to "gone" if the run's processes have ended without a result."""
     if now.status != "running" or now.quiet_s < 5:
         return now
     run = read(folder)
@@ -87,7 +88,7 @@ def _with_life(now: Progress, folder: Path) -> Progress:
 
 
 def line(now: Progress) -> str:
-    """``now`` on one line, for a log."""
+    """The progress ``now`` in one line, for a log."""
     parts = [f"{now.status}, {place(now)}", *(f"{key} {value}" for key, value in progress_facts(now).items())]
     return "; ".join(parts)
 

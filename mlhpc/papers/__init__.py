@@ -1,1 +1,1 @@
-"""The figures and tables of the five papers: what they print, how this suite's values are compared with it."""
+"""Compares the figures and tables of the five papers with this suite's values."""

@@ -1,5 +1,6 @@
-"""Expressions of the registry over the JSON of commands: numbers, names, ``a.key``, ``a["key"]``, ``a[0]``,
-arithmetic, comparisons, ``[x for y in z if …]`` and a few functions. Nothing else is evaluated."""
+"""Evaluates the registry's expressions over the JSON output of commands: numbers, strings, names, ``a.key``,
+``a["key"]``, ``a[0]``, arithmetic, comparisons, ``[x for y in z if …]`` and a few functions. Anything else is
+refused."""
 
 import ast
 import math
@@ -23,8 +24,9 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
-    """The value of the expression ``text``, where ``names`` are known besides ``FUNCTIONS``. Raises ValueError,
-    with the expression, for one that is not understood or has no value: a missing key, a division by 0."""
+    """The value of the expression ``text``, which may use ``names`` and ``FUNCTIONS``. Raises ValueError, with the
+    expression in its message, if the expression is not supported or has no value (a missing key, a division by
+    0)."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, names)
     except (SyntaxError, LookupError, TypeError, ArithmeticError, ValueError) as error:
@@ -67,7 +69,7 @@ def _compared(node: ast.Compare, of: Callable[[ast.AST], Any]) -> bool:
 
 
 def _scopes(each: ast.comprehension, names: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The names inside a comprehension, for each item that its conditions let through."""
+    """The names visible inside a comprehension, for each item that satisfies its conditions."""
     targets = each.target.elts if isinstance(each.target, ast.Tuple) else [each.target]
     scopes = []
     for item in _value(each.iter, names):

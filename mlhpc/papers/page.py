@@ -1,4 +1,4 @@
-"""Stored comparisons as a table, and as the page of one figure."""
+"""Shows stored comparisons as a table, or the comparison of one figure as a page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ TONES = {"agrees": "good", "trend": "good", "contradicted": "error", "not run": 
 
 
 def listing(rows: Rows) -> Table:
-    """All figures with their verdicts."""
+    """A table of all figures with their verdicts."""
     return table(
         "papers",
         [(figure, judge(figure, measured)) for figure, measured in rows],
@@ -29,12 +29,12 @@ def listing(rows: Rows) -> Table:
 
 
 def counted(rows: Rows) -> Counter[str]:
-    """How many figures have each verdict."""
+    """The number of figures with each verdict."""
     return Counter(judge(figure, measured).word for figure, measured in rows)
 
 
 def comparison(figure: Figure, measured: Measured | None) -> Table:
-    """The printed numbers beside ours."""
+    """A table of the printed numbers and this suite's values."""
     values = measured.numbers if measured else {}
 
     def ours(number: Number) -> Cell:
@@ -67,7 +67,7 @@ def comparison(figure: Figure, measured: Measured | None) -> Table:
 
 
 def tests(figure: Figure, measured: Measured | None) -> Table:
-    """What the paper says in words, and whether it is so here."""
+    """A table of the trends that the paper describes in words, and whether this suite's values show them."""
     held = measured.trends if measured else {}
     words = {True: Cell("yes", tone="good"), False: Cell("no", tone="error"), None: Cell("not tested")}
     columns = {
@@ -79,7 +79,7 @@ def tests(figure: Figure, measured: Measured | None) -> Table:
 
 
 def page(figure: Figure, measured: Measured | None) -> str:
-    """The HTML of one figure: ours beside the paper's. Needs the extra pages."""
+    """The HTML page of one figure: this suite's values beside the paper's. Requires the extra ``pages``."""
     from mlhpc.common.pages.html import render
 
     verdict = judge(figure, measured)
@@ -106,7 +106,8 @@ def page(figure: Figure, measured: Measured | None) -> str:
 
 
 def _figures(figure: Figure, measured: Measured | None) -> tuple[Any, ...]:
-    """Ours over the printed value of each number, and the curves of the registry."""
+    """The charts of a figure: this suite's value and the printed value of each number, and the curves that the
+    registry defines."""
     from mlhpc.common.pages import plots
 
     drawn: list[Any] = []
@@ -143,7 +144,7 @@ def _figures(figure: Figure, measured: Measured | None) -> tuple[Any, ...]:
 
 
 def _dots(rows: list[dict[str, Any]], number: int) -> Any:
-    """A mark of the paper's value and of ours in a line for each quantity."""
+    """A chart with one row per quantity, which marks the paper's value and this suite's."""
     import altair as alt
 
     from mlhpc.common.pages import charts, plots
@@ -161,7 +162,7 @@ def _dots(rows: list[dict[str, Any]], number: int) -> Any:
 
 
 def summary(rows: Rows) -> str:
-    """The count per verdict in a sentence."""
+    """The number of figures per verdict, as a sentence."""
     totals = counted(rows)
     return f"{count(totals.total(), 'figure')}: " + ", ".join(
         f"{totals[word]} {word}" for word in MEANINGS if totals[word]

@@ -1,6 +1,6 @@
-"""The registry ``papers.toml``: every figure and table with data of the five papers.
+"""The registry ``papers.toml``: every figure and table of the five papers that shows data.
 
-The file begins with a description of its keys. Quotes are words of the papers, verbatim but for white space.
+The file begins with a description of its keys. Quotes are verbatim from the papers, except for white space.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ class _Entry(BaseModel):
 
 
 class Number(_Entry):
-    """A number that the paper prints, in the words ``quote``. ``ours``: the expression of this suite's value;
-    ``tolerance``: its largest relative deviation from the printed one, None if the two are not the same quantity
-    and only shown beside each other."""
+    """A number that a paper prints; ``quote`` is the passage. ``ours``: the expression that computes this suite's
+    value; ``tolerance``: the largest allowed relative deviation from the printed value, None if the two are
+    different quantities that are only shown beside each other."""
 
     name: str
     printed: float
@@ -35,22 +35,24 @@ class Number(_Entry):
 
     @property
     def compared(self) -> bool:
-        """Whether its value takes part in the verdict."""
+        """Whether this suite's value counts in the verdict."""
         return self.tolerance is not None
 
 
 class Trend(_Entry):
-    """What the paper ``says`` in words about order or direction, and the expression that must be true for it."""
+    """A statement about order or direction that a paper makes in words (``says``), and the expression that must be
+    true if this suite's values agree (``test``)."""
 
     says: str
     test: str
 
 
 class Figure(_Entry):
-    """A figure or table. ``run``: commands of laptop size by the name of their JSON in expressions; ``full``: the
-    command at the paper's size; ``given``: lists of numbers that the paper prints, and ``let``: expressions, by
-    their name in others; ``logs``: it reads the results of round 0.7; ``note``: what limits the comparison;
-    ``reason``: of a contradiction; ``curves``: expressions of lists of [x, y] by name."""
+    """A figure or table of a paper. ``run``: commands that a laptop can run, by the name of their JSON output in
+    expressions; ``full``: the command at the paper's size; ``given``: lists of numbers that the paper prints, by
+    name; ``let``: expressions, by the name under which other expressions use them; ``logs``: whether the results
+    of round 0.7 are read; ``note``: what limits the comparison; ``reason``: why the values contradict the paper;
+    ``curves``: expressions for lists of [x, y], by name."""
 
     paper: str
     label: str
@@ -73,12 +75,13 @@ class Figure(_Entry):
 
     @property
     def name(self) -> str:
-        """Name of its files."""
+        """The name, without suffix, of the figure's files."""
         return name_of(self.paper, self.label)
 
     @property
     def basis(self) -> str:
-        """A digest of all that its values follow from; not of what the paper prints."""
+        """A digest of everything that determines this suite's values of the figure. What the paper prints is not
+        included."""
         asked = [(number.name, number.ours) for number in self.number if number.ours]
         tests = [(trend.says, trend.test) for trend in self.trend]
         content = json.dumps([self.run, self.given, self.let, asked, tests, self.curves], sort_keys=True)
@@ -86,18 +89,18 @@ class Figure(_Entry):
 
     @property
     def command(self) -> str:
-        """The call that shows it."""
+        """The command that shows the figure."""
         return f'mlhpc papers {self.paper} "{self.label}"'
 
 
 def name_of(paper: str, label: str) -> str:
-    """Name of the files of a figure."""
+    """The name, without suffix, of the files that belong to a figure."""
     return f"{paper}-{slug(label)}"
 
 
 class Registry(_Entry):
-    """``papers``: title, authors and year by the short name; ``features``: by name, what the suite has of features
-    that the papers describe without showing values."""
+    """The contents of ``papers.toml``. ``papers``: title, authors and year of each paper, by its short name;
+    ``features``: for each feature that the papers describe without showing values, what this suite offers."""
 
     papers: dict[str, str]
     features: dict[str, str]
@@ -106,13 +109,14 @@ class Registry(_Entry):
 
 @cache
 def registry() -> Registry:
-    """The registry that is part of the suite."""
+    """The registry included in the suite."""
     text = resources.files("mlhpc.papers").joinpath("papers.toml").read_text("utf-8")
     return Registry.model_validate(tomllib.loads(text))
 
 
 def figures_of(paper: str | None, label: str | None) -> Sequence[Figure]:
-    """All figures, those of a ``paper``, or the one with a ``label``. Raises UserError for an unknown name."""
+    """All figures, the figures of one ``paper``, or the figure with a ``label``. Raises UserError for an unknown
+    name."""
     found = registry()
     if paper is not None and paper not in found.papers:
         raise UserError(f"no paper {paper!r}; {did_you_mean(paper, found.papers)}")

@@ -1,4 +1,5 @@
-"""Runs the commands of a figure, and stores what its expressions make of their JSON."""
+"""Runs the commands of a figure, and stores the values that its expressions compute from the commands' JSON
+output."""
 
 import json
 import math
@@ -26,27 +27,28 @@ from mlhpc.papers.registry import Figure, Number, name_of
 from mlhpc.papers.verdict import Measured
 
 CLONE = "git clone https://github.com/mlcommons/hpc_results_v0.7"
-"""How to get the results of round 0.7, which are not part of this project."""
+"""The command that downloads the results of round 0.7, which are not part of this project."""
 SHIPPED = "results.json"
 
 
 class Stored(BaseModel):
-    """The file that is shipped with the suite."""
+    """The contents of the file of measured values that is shipped with the suite."""
 
     figures: list[Measured]
 
 
 class Runner:
-    """Runs figures one after the other. ``out``: the folder for values and, while commands run, their files;
-    ``logs``: a clone of the results of round 0.7, which commands of several figures read once."""
+    """Runs figures one after the other. ``out``: the folder for the measured values and for temporary files of the
+    commands; ``logs``: a clone of the results of round 0.7. A command that several figures use to read these logs
+    runs only once."""
 
     def __init__(self, out: Path, logs: Path) -> None:
         self.out, self.logs = out, logs.absolute()
         self._read: dict[str, Any] = {}
 
     def measure(self, figure: Figure, advance: Callable[[int], None]) -> Measured:
-        """Run the commands of ``figure``, calling ``advance(1)`` after each, and store its values. Raises
-        UserError if a command fails, an expression has no value, or the logs it reads are missing."""
+        """Run the commands of ``figure``, calling ``advance(1)`` after each, and store the figure's values. Raises
+        UserError if a command fails, an expression has no value, or required logs are missing."""
         if figure.logs and not self.logs.is_dir():
             raise UserError(f"no folder {self.logs}; {CLONE}, and pass it with --logs")
         with as_user_error(self.out, "cannot be written", "choose another --out"):
@@ -65,14 +67,14 @@ class Runner:
         if command in self._read:
             return self._read[command]
         result = _json_of([word.replace("{logs}", str(self.logs)) for word in shlex.split(command)], work)
-        if "{logs}" in command:  # it depends on no file of its figure
+        if "{logs}" in command:  # the result depends on no file of this figure
             self._read[command] = result
         return result
 
 
 def _json_of(words: list[str], work: Path) -> Any:
-    """What a command of the suite prints, as JSON with ``--json``. Status 1 is a negative result, and a
-    missed target has its own."""
+    """The parsed JSON output of a command of the suite; None for a command without ``--json``. Raises UserError if
+    the command fails; an exit status of 1 (a negative result) or MISSED is not a failure."""
     process = subprocess.Popen(
         program(words[1:]), cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -107,20 +109,20 @@ def _evaluated(figure: Figure, names: dict[str, Any]) -> Measured:
 
 
 def _value(number: Number, names: Mapping[str, Any]) -> float | None:
-    """Our value to six digits; None for one that is not finite."""
+    """This suite's value of ``number``, to six digits; None if it is not finite."""
     value = float(evaluate(number.ours, names))
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def stored(out: Path) -> dict[str, Measured]:
-    """Stored values by the name of their figure: those of ``out``, and otherwise those shipped with the suite.
-    Unreadable ones are named on standard error."""
+    """Stored values by the name of their figure: from ``out`` or, for figures without a file there, from the
+    values shipped with the suite. Unreadable files are reported on standard error."""
     shipped = resources.files("mlhpc.papers").joinpath(SHIPPED)
     known = Stored.model_validate_json(shipped.read_text("utf-8")).figures if shipped.is_file() else []
     found = list(known)
     for path in sorted(out.glob("*.json")):
         try:
             found.append(Measured.model_validate_json(read_text(path)))
-        except (OSError, ValueError):  # which pydantic's are, too
+        except (OSError, ValueError):  # including pydantic's ValidationError
             sys.stderr.write(f"mlhpc: {path}: no stored values of a figure, ignored; remove it\n")
     return {name_of(each.paper, each.label): each for each in found}

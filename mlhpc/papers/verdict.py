@@ -1,4 +1,4 @@
-"""What a comparison comes to. It is computed, from the registry and from measured values, whenever it is shown."""
+"""The verdict of a comparison, computed from the registry and the measured values whenever it is shown."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ MEANINGS = {
     "needs a cluster": "likewise, of many nodes",
     "not run": "no stored values, or those of other commands or expressions",
 }
-"""The verdicts."""
+"""The possible verdicts and their meanings."""
 
 
 class Measured(BaseModel):
-    """Values of a figure. ``basis``: that of the figure when it was run; ``numbers``: by name, those that the
-    registry has an expression for; ``trends``: whether each test is true, by what it says; ``curves``: points by
-    name; ``where``: machine, date, and
-    commit, or version of an installed suite."""
+    """This suite's values of a figure. ``basis``: the figure's basis when the values were measured; ``numbers``:
+    the values for which the registry has an expression, by name; ``trends``: whether the test of each trend is
+    true, by the trend's statement; ``curves``: points by name; ``where``: the machine, the date, and the suite's
+    commit or, if it is installed, its version."""
 
     paper: str
     label: str
@@ -37,7 +37,8 @@ class Measured(BaseModel):
 
 
 class Verdict(NamedTuple):
-    """``word``: a key of ``MEANINGS``; ``details``: what was compared and what deviates."""
+    """The result of a comparison. ``word``: a key of ``MEANINGS``; ``details``: what was compared and what
+    deviates."""
 
     word: str
     details: str
@@ -68,9 +69,9 @@ def judge(figure: Figure, measured: Measured | None) -> Verdict:
 
 
 def within(number: Number, value: float | None) -> bool:
-    """Whether ``value`` lies within the tolerance of the printed number."""
+    """Return whether ``value`` lies within the tolerance of the printed number."""
     most = (number.tolerance or 0.0) * abs(number.printed)
-    return value is not None and abs(value - number.printed) <= most + 1e-12  # of rounding
+    return value is not None and abs(value - number.printed) <= most + 1e-12  # margin for rounding
 
 
 def _share(part: int, whole: int, what: str) -> str:
@@ -78,7 +79,7 @@ def _share(part: int, whole: int, what: str) -> str:
 
 
 def five_digits(value: float | None) -> str:
-    """As many as the papers print."""
+    """``value`` as text with five digits, the precision of the papers; empty for None."""
     return digits(value, 5)
 
 
@@ -87,7 +88,7 @@ def _text(value: float | None) -> str:
 
 
 def record(figure: Figure, measured: Measured | None) -> dict[str, Any]:
-    """A figure as JSON."""
+    """A figure, its values and its verdict as JSON."""
     verdict = judge(figure, measured)
     values = measured.numbers if measured else {}
     keys: Sequence[str] = ("name", "printed", "unit", "quote", "tolerance")

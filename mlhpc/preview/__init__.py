@@ -1,1 +1,1 @@
-"""Information before a run: available benchmarks, their settings, and a run's size."""
+"""Information before a run: the available benchmarks, their settings, and the size of a run."""

@@ -1,4 +1,4 @@
-"""``mlhpc run --dry-run``: the size and settings of a run. Nothing is started, created or written."""
+"""``mlhpc run --dry-run``: shows the size and settings of a run without starting, creating or writing anything."""
 
 import argparse
 import os
@@ -58,7 +58,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         except UserError as error:
             if options.bind:
                 raise
-            unbound = str(error)  # a site's lists apply to compute nodes, not login nodes
+            unbound = str(error)  # a site file lists the cores of compute nodes, not of login nodes
     steps = run.data.train_samples // run.hyperparameters.global_batch_size
     return {
         "benchmark": run.benchmark,
@@ -86,7 +86,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int) -> dict[str, Any] | None:
-    """What node 0, which holds the most data, copies; None without a folder to stage to."""
+    """Facts about staging to node 0, which stores the most data: folder, file system, files and bytes; None
+    without a staging folder."""
     if stage is None:
         return None
     target = filesystem_of(stage)
@@ -99,8 +100,8 @@ def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int)
 
 
 def _memory(run: Run, ranks: int) -> dict[str, Any] | None:
-    """Bytes of memory for a training step on one rank; None for a network without a model, or if ranks share
-    samples."""
+    """Bytes of memory for a training step on one rank; None for a network without a memory model, or if ranks
+    share samples."""
     if not (needed := rank_memory(run, ranks)):
         return None
     return {

@@ -49,7 +49,7 @@ def _version(package: str) -> str | None:
 
 
 def _sites() -> list[str]:
-    """The site files of the suite."""
+    """The names of the site files in the suite."""
     return sorted(path.stem for path in (shipped("run_scripts") / "sites").glob("*.sh"))
 
 

@@ -1,4 +1,4 @@
-"""``mlhpc data plan``: compares the staging modes for many nodes."""
+"""``mlhpc data plan``: compares the staging modes for any number of nodes."""
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ _WAYS: tuple[tuple[str, Mode, bool], ...] = (
 
 
 def show(files: Files, nodes: int, ranks_per_node: int) -> None:
-    """Print the load that each mode of staging ``files`` to ``nodes`` nodes causes."""
+    """Print the load that staging ``files`` to ``nodes`` nodes would cause in each mode."""
     total = files.size
     ways = [
         (name, plan(files, nodes, mode, read_once=read_once, ranks_per_node=ranks_per_node))

@@ -19,7 +19,8 @@ from mlhpc.common.pages.terminal import print_facts
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a preset. ``source``: where its value is set. ``closed``: what the closed division allows."""
+    """One setting of a preset. ``source``: where the setting's value comes from. ``closed``: the values that the
+    closed division allows."""
 
     key: str
     value: Any
@@ -30,7 +31,7 @@ class Setting:
 
 
 def presets_of(benchmark: str | None) -> dict[str, dict[str, str]]:
-    """The presets of ``benchmark`` (None: of all): name and description, by benchmark."""
+    """Names and descriptions of the presets of ``benchmark`` (None: all benchmarks), by benchmark."""
     names = [benchmark] if benchmark else list(registry.benchmarks())
     return {name: load.presets(name) for name in names}
 
@@ -63,8 +64,8 @@ def settings_of(benchmark: str, preset: str) -> list[Setting]:
 
 
 def print_settings(benchmark: str, preset: str, console: Console) -> None:
-    """Print at most three lines per setting: value and unit, meaning, then source and what the closed division
-    allows. A table with six columns would not fit into 80 characters."""
+    """Print at most three lines per setting: value and unit, meaning, then the source and the values that the
+    closed division allows. A table with six columns would not fit into 80 characters."""
     for setting in settings_of(benchmark, preset):
         value = "not set" if setting.value is None else load.toml_value(setting.value)
         if setting.unit and setting.value is not None:
@@ -85,7 +86,7 @@ def as_json(benchmark: str | None, preset: str | None) -> dict[str, Any]:
 
 
 def _fields(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Dotted name, value and description of every setting; those of missing tables are omitted."""
+    """Dotted name, value and description of every setting; settings in tables that are None are omitted."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
@@ -97,13 +98,13 @@ def _fields(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]
 
 
 def _is_table(annotation: Any) -> bool:
-    """Whether a setting with this annotation, if not None, is a table of settings."""
+    """Return whether a setting with this type annotation is a table of settings (or None)."""
     parts = (annotation, *getattr(annotation, "__args__", ()))
     return any(isinstance(part, type) and issubclass(part, BaseModel) for part in parts)
 
 
 def _own(model: type[BaseModel]) -> set[str]:
-    """The top-level settings that a benchmark has in addition to those common to all runs."""
+    """The top-level settings of a benchmark that are not common to all benchmarks."""
     return set(model.model_fields) - set(Run.model_fields)
 
 

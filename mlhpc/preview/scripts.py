@@ -1,4 +1,4 @@
-"""``mlhpc scripts``: copies the suite's files other than code, for installations without a checkout."""
+"""``mlhpc scripts``: copies the suite's files that are not code, for installations without a checkout."""
 
 import shutil
 from pathlib import Path
@@ -13,15 +13,16 @@ NOT_SHIPPED = ("__pycache__", "evidence")
 
 
 def shipped(folder: str) -> Path:
-    """The path of ``folder`` in the installed package, or at the top of the checkout or the sdist."""
+    """The path of ``folder`` in the installed package or, if it is not there, at the top of the checkout or
+    sdist."""
     places = Path(mlhpc.__file__).resolve().parents
     return next((place / folder for place in places[:3] if (place / folder).is_dir()), places[1] / folder)
 
 
 def copy_scripts(out: Path) -> Path:
-    """Copy batch scripts, site files and documentation into the new folder ``out``, and return it.
+    """Copy batch scripts, site files and documentation into the new folder ``out``, and return its path.
 
-    The scripts work there as they do at the top of a checkout. Raises UserError if ``out`` exists or cannot be
+    The copied scripts work as they do at the top of a checkout. Raises UserError if ``out`` exists or cannot be
     written.
     """
     require_new(out)

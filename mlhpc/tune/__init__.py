@@ -1,1 +1,2 @@
-"""``mlhpc tune``: the batch size, ranks, learning rate and schedule with the shortest time to train."""
+"""``mlhpc tune``: searches for the batch size, number of ranks, learning rate and schedule with the shortest time
+to train."""

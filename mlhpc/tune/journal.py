@@ -1,7 +1,7 @@
 """The record of a search: a study in Optuna's journal storage, with one finished trial for each run.
 
-A trial is added as one line of the file when its run has ended, so that a search that is killed at any moment can
-continue with all finished runs and repeats none of them.
+When a run has ended, its trial is added to the file as one line. A search that is killed at any moment can
+therefore continue without repeating any finished run.
 """
 
 import os
@@ -32,8 +32,8 @@ _OUTCOME = TypeAdapter(Outcome)
 
 
 class Journal:
-    """The journal ``path`` of the search described by ``about``; no other process may write it. Raises UserError
-    if the file is not a journal or belongs to another search."""
+    """The journal ``path`` of the search described by ``about``; no other process may write to the file. Raises
+    UserError if the file is not a journal or belongs to a different search."""
 
     def __init__(self, path: Path, space: Space, about: Mapping[str, Any]) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -77,7 +77,7 @@ class Journal:
             ) from None
 
     def add(self, outcome: Outcome) -> None:
-        """Write the outcome of a run."""
+        """Add the outcome of a run to the journal."""
         attributes = outcome._asdict()
         trial = optuna.trial.create_trial(
             state=STATES[outcome.state],

@@ -1,10 +1,11 @@
-"""What a search has learned: the epochs to target and the seconds of an epoch as functions of the choices.
+"""The model that a search fits to its runs: epochs to target and seconds per epoch as functions of the
+configuration.
 
-T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks, and are known from one epoch; the
-epochs depend on batch size, learning rate and schedule, and vary from seed to seed. The logarithms of both are
-second-order polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951),
-with normal priors on the coefficients. A new choice is that with the lowest confidence bound (Cox and John
-1992).
+T = T_epoch · epochs: the seconds per epoch depend on batch size and ranks, and are known after one epoch; the
+number of epochs depends on batch size, learning rate and schedule, and varies with the seed. The logarithms of
+both quantities are second-order polynomials of the logarithms of the configuration's values, as in
+response-surface designs (Box and Wilson 1951), with normal priors on the coefficients. The next configuration to
+run is the one with the lowest confidence bound (Cox and John 1992).
 """
 
 import math
@@ -25,18 +26,18 @@ NOISE = 0.1
 NOISE_OF_AN_EPOCH = 0.03
 """Run-to-run standard deviation of log(seconds per epoch), including the polynomial's error."""
 NOISE_OF_EXCESS = 0.3
-"""Deviation of a run's epochs per unit of the logarithm of its time over the best: the polynomial has to hold near
-the best."""
+"""Standard deviation of log(epochs) that is added per unit of log(time / best time): the polynomial must be
+accurate only near the best configurations."""
 BOUND = 1.5
-"""Deviations of the posterior from its mean to the confidence bound."""
+"""Distance from the mean of the posterior to the confidence bound, in standard deviations."""
 RUNGS = 3
-"""Maximum runs per choice, reached by those at the top of successive halving."""
+"""Maximum runs per configuration, reached only by the best configurations of successive halving."""
 
 
 class Outcome(NamedTuple):
-    """One run. ``seconds``: time until the target was reached or the run ended. ``epochs``: epochs to target, or a
-    lower bound if it was not reached. ``epoch_s``: seconds per epoch with its evaluation. ``epochs`` and
-    ``epoch_s`` are 0 for an aborted run, with the reason in ``why``."""
+    """The outcome of one run. ``seconds``: time until the target was reached or the run ended. ``epochs``: epochs
+    to target, or a lower bound if the target was not reached. ``epoch_s``: seconds per epoch including its
+    evaluation. For an aborted run, ``epochs`` and ``epoch_s`` are 0, and ``why`` states the reason."""
 
     config: Config
     state: Literal["converged", "missed", "stopped", "aborted"]
@@ -48,16 +49,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior of a polynomial's coefficients: means of the linear and quadratic ones, and deviations of first-
-    and second-order ones."""
+    """The prior of a polynomial's coefficients: the means of linear and of quadratic coefficients, and the
+    deviations of first- and of second-order coefficients."""
 
     linear: tuple[float, ...]
     quadratic: tuple[float, ...]
     deviations: tuple[float, float]
 
     def of(self, offsets: int) -> tuple[Array, Array]:
-        """Means and deviations of all coefficients, [coefficients] each: constant, linear, quadratic, products,
-        and ``offsets`` for schedules."""
+        """Means and deviations, [coefficients] each, of all coefficients: constant, linear, quadratic, products,
+        and one for each of ``offsets`` named schedules."""
         axes = len(self.linear)
         pairs = axes * (axes - 1) // 2
         mean = np.array([0.0, *self.linear, *self.quadratic, *[0.0] * (pairs + offsets)])
@@ -74,15 +75,16 @@ share each step."""
 
 
 class Search:
-    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best and what
-    the model may expect to be faster. A choice depends only on the outcomes that are passed."""
+    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best
+    configuration and new configurations that may be faster according to the model. Choices depend only on the
+    outcomes passed to ``next``."""
 
     def __init__(self, space: Space, starts: Sequence[Config]) -> None:
         self.space, self.starts = space, starts
         self._features = self._of(space.candidates)
 
     def next(self, done: Sequence[Outcome]) -> Config | None:
-        """The configuration of the next run after ``done``; None if none is possible."""
+        """The configuration of the next run after ``done``; None if no further run is possible."""
         tried = {outcome.config for outcome in done}
         for config in (self.space.default, *self.starts):
             if config not in tried:
@@ -91,8 +93,8 @@ class Search:
         return repeated if repeated and repeated == self.winner(done) else self._promising(done)
 
     def _promising(self, done: Sequence[Outcome]) -> Config | None:
-        """The candidate with the lowest confidence bound, without those that have failed, that have been run often
-        enough, or whose batch and ranks have aborted twice."""
+        """The candidate with the lowest confidence bound. Excluded are candidates that have failed or have been
+        run ``RUNGS`` times, and those with a combination of batch size and ranks that was aborted twice."""
         places = Counter(outcome.config[:2] for outcome in done if outcome.state == "aborted")
         runs = Counter(outcome.config for outcome in done)
         out = {config for config, number in runs.items() if number >= RUNGS} | failed(done)
@@ -114,9 +116,8 @@ class Search:
         return finished[int(np.argmin(total))]
 
     def _fit(self, done: Sequence[Outcome]) -> tuple[tuple[Array, Array], ...]:
-        """Mean and covariance of the coefficients for epochs and for seconds per epoch. A run that did not
-        converge is given the number of epochs that the other runs predict for it, but at least the number it
-        took."""
+        """Mean and covariance of the coefficients for epochs and for seconds per epoch. For a run that did not
+        converge, the number of epochs is the model's prediction, but at least the number that the run took."""
         known = [outcome for outcome in done if outcome.epochs]
         rates, speeds = self._of([outcome.config for outcome in known])
         epochs, seconds = (np.log([getattr(o, key) for o in known]) for key in ("epochs", "epoch_s"))
@@ -133,7 +134,7 @@ class Search:
         return (mean, covariance), _posterior(speeds, seconds, NOISE_OF_AN_EPOCH, *SECONDS.of(0))
 
     def _of(self, configs: Sequence[Config]) -> tuple[Array, Array]:
-        """The features, [configs, coefficients], for epochs and for seconds per epoch."""
+        """The features of the regressions, [configs, coefficients], for epochs and for seconds per epoch."""
         base = self.space.default
         axes = np.log2(
             [(c.batch / base.batch, c.rate, c.stretch or 1, c.ranks / base.ranks) for c in configs]
@@ -143,7 +144,7 @@ class Search:
 
 
 def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
-    """The seconds of each run, by configuration, for configurations whose runs have all converged."""
+    """The seconds of each run by configuration, only for configurations of which every run converged."""
     runs: dict[Config, list[float]] = {}
     for outcome in done:
         if outcome.state == "converged":
@@ -153,7 +154,7 @@ def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
 
 
 def failed(done: Sequence[Outcome]) -> set[Config]:
-    """The configurations with a run that missed its target or was stopped or aborted."""
+    """The configurations with at least one run that missed its target, was stopped, or was aborted."""
     return {outcome.config for outcome in done if outcome.state != "converged"}
 
 
@@ -163,8 +164,8 @@ def geometric_mean(seconds: Sequence[float]) -> float:
 
 def promoted(done: Sequence[Outcome]) -> Config | None:
     """A configuration to repeat, by asynchronous successive halving (Jamieson and Talwalkar 2016; Li et al. 2020):
-    it has n runs and is in the better half of all configurations with at least n, by the mean of their first n
-    runs. None if there is no such configuration."""
+    a configuration with exactly n runs that is in the faster half of all configurations with at least n runs, by
+    the geometric mean of their first n runs. None if there is no such configuration."""
     runs = finished_runs(done)
     for n in range(RUNGS - 1, 0, -1):
         rung = sorted((geometric_mean(each[:n]), config) for config, each in runs.items() if len(each) >= n)
@@ -182,8 +183,8 @@ def _polynomial(x: Array) -> Array:
 def _posterior(
     features: Array, values: Array, noise: Array | float, mean: Array, deviation: Array
 ) -> tuple[Array, Array]:
-    """Mean and covariance of the coefficients of a linear regression with a normal prior; ``noise``: deviation of
-    the values, or of each [values]."""
+    """Posterior mean and covariance of the coefficients of a linear regression with a normal prior. ``noise``: the
+    deviation of all values, or one deviation per value, [values]."""
     weighted = features.T / noise**2
     covariance = np.linalg.inv(np.diag(deviation**-2.0) + weighted @ features)
     return covariance @ (deviation**-2.0 * mean + weighted @ values), covariance

@@ -27,7 +27,8 @@ Pairs = Sequence[tuple[Outcome, Outcome]]
 
 
 class Choice(NamedTuple):
-    """The runs of a configuration. ``seconds``: their mean time to train, None unless all have converged."""
+    """The runs of a configuration. ``seconds``: geometric mean of their times to train; None unless all runs
+    converged."""
 
     config: Config
     runs: list[Outcome]
@@ -39,7 +40,7 @@ class Choice(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A search over ``space`` with the runs ``done``."""
+    """The result of a search over ``space`` with the runs ``done``."""
 
     space: Space
     done: Sequence[Outcome]
@@ -49,7 +50,7 @@ class Result(NamedTuple):
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
-        """The winner's time to train relative to the default's, over pairs in which both runs converged, and the
+        """The winner's time to train relative to the default's, over pairs in which both runs converged, with the
         ends of its 95% interval; None for fewer than two such pairs."""
         ours, theirs = ([pair[side].seconds for pair in self.finished] for side in (0, 1))
         return paired_ratio(ours, theirs) if self.finished[1:] else None
@@ -61,7 +62,7 @@ class Result(NamedTuple):
 
     @property
     def choices(self) -> list[Choice]:
-        """The configurations that were tried, the fastest first."""
+        """The configurations that were tried, fastest first."""
         finished = {config: geometric_mean(seconds) for config, seconds in finished_runs(self.done).items()}
         runs: dict[Config, list[Outcome]] = {}
         for run in self.done:
@@ -76,7 +77,7 @@ class Result(NamedTuple):
 
 
 def sentences(result: Result, out: Path) -> list[str]:
-    """The result as sentences."""
+    """Sentences about the result."""
     space, winner, surface = result.space, result.winner, result.surface
     spent = sum(run.seconds for run in result.done) / result.done[0].seconds
     said = [f"{count(len(result.done), 'run')} of the search took as long as {spent:.1f} of the default"]
@@ -105,7 +106,7 @@ def sentences(result: Result, out: Path) -> list[str]:
 
 
 def configurations(result: Result) -> Table:
-    """A table of the configurations that were tried."""
+    """The table of the configurations that were tried."""
     columns: Columns[Choice] = {
         "batch": lambda choice: str(choice.config.batch),
         "ranks": lambda choice: str(choice.config.ranks),
@@ -147,7 +148,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def page(result: Result, out: Path) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     first, *more = sentences(result, out)
     about = """For each batch size the choice with the shortest mean, with the range of its runs. Other choices of
         which every run reached the target are single marks."""
@@ -166,7 +167,7 @@ def page(result: Result, out: Path) -> str:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Figures of time to train and of epochs to target over batch size."""
+    """Charts of time to train and of epochs to target over batch size."""
     finished = [choice for choice in result.choices if choice.seconds]
     fastest = list({choice.config.batch: choice for choice in reversed(finished)}.values())
     fastest.sort(key=lambda choice: choice.config.batch)

@@ -27,7 +27,8 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs in ``out`` on the data set ``data``, staged to ``stage``. ``lock_fds``: the locks from ``locked``."""
+    """Performs the runs of a search in ``out``, on the data set ``data``, staged to ``stage``. ``lock_fds``: the
+    locks from ``locked``."""
 
     space: Space
     data: Path
@@ -61,7 +62,7 @@ class Runs:
         return Outcome(config, "missed", seconds, run.training.max_epochs, epoch_s)
 
     def _train(self, config: Config, folder: Path, seed: int, limit: float) -> bool:
-        """Run ``config``, and return whether it was stopped at its limit."""
+        """Train ``config``, and return whether the run was stopped at its limit."""
         words = [self.space.benchmark, "--preset", self.space.preset]
         for setting in (*self.space.settings, *self.space.settings_of(config)):
             words += ["--set", setting]
@@ -80,7 +81,8 @@ class Runs:
 
 
 def _outlasts(process: subprocess.Popen[bytes], folder: Path, limit: float) -> bool:
-    """Wait until the run ends (False), or its clock reaches ``limit`` (True)."""
+    """Wait until the run ends or its clock reaches ``limit`` seconds. Returns True if the limit was reached
+    first."""
     began = math.inf
     while process.poll() is None:
         time.sleep(POLL_S)
@@ -106,7 +108,8 @@ def _result(folder: Path) -> Result | None:
 
 
 def _is_of(folder: Path, result: Result, run: Run, ranks: int, seed: int) -> bool:
-    """Whether the run in ``folder`` has ended by itself and has these settings, ranks and seed."""
+    """Return whether the run in ``folder`` finished without being stopped, and has the settings of ``run``, the
+    number of ``ranks`` and the ``seed``."""
     with suppress(OSError):
         same = (folder / "config.toml").read_text("utf-8") == load.dumps(run)
         return (

@@ -1,7 +1,8 @@
-"""``mlhpc tune``: searches, then compares the winner with the default in runs with fresh seeds.
+"""``mlhpc tune``: searches for the fastest configuration, then compares it with the default in runs with new
+seeds.
 
-The folder is the record, and repeating the command continues the search: finished runs are in the journal, and the
-choice of the next run depends only on them.
+The search's folder is its only record, and repeating the command continues the search: finished runs are in the
+journal, and the choice of the next run depends only on them.
 """
 
 import argparse
@@ -28,19 +29,19 @@ from mlhpc.tune.space import Axes, Config, Space
 from mlhpc.tune.surface import surface_of
 
 FRESH = 1_000_000
-"""Offset of the final comparison's seeds, so that they differ from those of the search."""
+"""Offset of the seeds in the final comparison, so that they differ from those of the search."""
 
 
 class Runner(Protocol):
-    """A function that trains ``config`` as the run ``name``, and stops it after ``limit`` seconds."""
+    """A function that trains ``config`` as the run ``name`` and stops the run after ``limit`` seconds."""
 
     def __call__(self, config: Config, name: str, seed: int, limit: float) -> Outcome: ...
 
 
 def tune(options: argparse.Namespace) -> int:
     """Search, compare, write tune.json, tune.html and best.toml, and print the result. Returns the exit status: 0,
-    MISSED if no choice reached the target, or 128 plus the signal's number after an interruption. Raises UserError
-    if the folder contains another search, or if the default cannot be run."""
+    MISSED if no configuration reached the target, or 128 plus the signal's number after an interruption. Raises
+    UserError if the folder contains a different search, or if the default configuration cannot be run."""
     require_one_process("tune")
     console, name = Console(), f"{options.benchmark}-{options.preset}"
     axes = Axes(options.batch, options.ranks, options.rate, options.schedule)
@@ -83,8 +84,8 @@ def tune(options: argparse.Namespace) -> int:
 def spend(
     search: Search, run: Runner, journal: Journal, options: argparse.Namespace, console: Console
 ) -> None:
-    """Add runs to the journal until their total time is ``budget`` times the time of the first run, the
-    default's."""
+    """Add runs to the journal until their total time is ``budget`` times the time of the first run, which has the
+    default configuration."""
     while True:
         done = journal.outcomes
         spent = sum(outcome.seconds for outcome in done) / done[0].seconds if done else 0.0
@@ -103,8 +104,8 @@ def spend(
 
 
 def limit_of(config: Config, done: Sequence[Outcome]) -> float:
-    """The seconds after which a run of ``config`` cannot win: two deviations above the best mean so far. Repeats
-    have no limit, since the mean would be too low if slow runs were stopped."""
+    """The seconds after which a run of ``config`` cannot win: two deviations above the best mean so far. A
+    repeated configuration has no limit, since its mean would be too low if slow runs were stopped."""
     runs = finished_runs(done)
     if config in runs:
         return math.inf
@@ -114,8 +115,8 @@ def limit_of(config: Config, done: Sequence[Outcome]) -> float:
 def compare(
     space: Space, winner: Config | None, run: Runner, options: argparse.Namespace, console: Console
 ) -> list[tuple[Outcome, Outcome]]:
-    """Pairs of runs of the winner and the default with the same fresh seeds, alternating so that drift of the
-    machine affects both equally; none if the winner is the default."""
+    """Pairs of runs, winner and default, with a new seed per pair. The two alternate, so that drift of the machine
+    affects both equally. No pairs if the winner is the default."""
     pairs: list[tuple[Outcome, Outcome]] = []
     if winner is None or winner == space.default:
         return pairs
@@ -129,5 +130,5 @@ def compare(
 
 
 def ended(outcome: Outcome) -> str:
-    """A text that says how a run ended."""
+    """A short text on how a run ended."""
     return f"{outcome.state} after {seconds_text(outcome.seconds)}"

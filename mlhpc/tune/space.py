@@ -1,8 +1,8 @@
-"""What ``mlhpc tune`` varies, and the settings of a run that follow from a choice.
+"""The configurations from which ``mlhpc tune`` chooses, and the settings of a run with a given configuration.
 
 A schedule is a factor on the length of the preset's schedule, or the name of a published preset, whose other
-hyperparameters then apply as well. The table ``tune`` in a benchmark's TOML file names the learning rates and the
-hyperparameters that count steps or epochs.
+hyperparameters are then used as well. The table ``tune`` in a benchmark's TOML file names the learning rates and
+the hyperparameters that count steps or epochs.
 """
 
 import math
@@ -26,9 +26,9 @@ RATES_PER_OCTAVE = 4
 
 
 class Config(NamedTuple):
-    """A choice. ``batch``: global batch size. ``rate``: the learning rate as a multiple of the preset's, which is
-    scaled with the square root of the batch size (Krizhevsky 2014, section 5). ``schedule``: a factor, or a
-    preset's name."""
+    """A configuration. ``batch``: global batch size. ``rate``: the learning rate as a multiple of the preset's,
+    which is scaled with the square root of the batch size (Krizhevsky 2014, section 5). ``schedule``: a factor on
+    the length of the preset's schedule, or the name of a published preset."""
 
     batch: int
     ranks: int
@@ -37,7 +37,7 @@ class Config(NamedTuple):
 
     @property
     def stretch(self) -> float | None:
-        """The factor on the length of the preset's schedule; None for another preset's schedule."""
+        """The factor on the length of the preset's schedule; None if ``schedule`` names a published preset."""
         with suppress(ValueError):
             return float(self.schedule)
         return None
@@ -48,8 +48,8 @@ class Config(NamedTuple):
 
 @dataclass(frozen=True)
 class Axes:
-    """The values to choose from; an empty sequence means the defaults. ``rate``: the smallest and the largest
-    multiple."""
+    """The values to choose from, by setting; an empty sequence means the default values. ``rate``: the smallest
+    and the largest multiple of the preset's learning rate."""
 
     batch: Sequence[int] = ()
     ranks: Sequence[int] = (1,)
@@ -58,11 +58,11 @@ class Axes:
 
 
 class Space:
-    """The choices for ``benchmark`` with ``preset`` and ``settings``. ``default``: the preset itself, on the first
-    number of ranks. ``candidates``: all possible choices. ``points``: the published presets that train the same
-    network on the same data. ``staged``: whether runs stage their data.
+    """The possible configurations of ``benchmark`` with ``preset`` and ``settings``. ``default``: the preset
+    itself, on the first number in ``axes.ranks``. ``candidates``: all possible configurations. ``points``: the
+    published presets that train the same network on the same data. ``staged``: whether runs stage their data.
 
-    Raises UserError if the default is impossible, or if one of the values makes every choice impossible.
+    Raises UserError if the default is impossible, or if a requested value is impossible with all other values.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Space:
             )
 
     def content(self) -> dict[str, Any]:
-        """What distinguishes this space from other spaces, as JSON."""
+        """The properties that distinguish this space from other spaces, as JSON."""
         named = ("benchmark", "preset", "settings", "batches", "ranks", "rates", "schedules")
         return {name: getattr(self, name) for name in named}
 
@@ -121,9 +121,9 @@ class Space:
         return possible
 
     def starts(self, machine_name: str | None) -> list[Config]:
-        """The published points that are among the choices, on the largest number of ranks or, with a machine, on
-        the number that is fastest according to ``mlhpc predict``, in the order of predicted times. Raises
-        UserError for an unknown machine."""
+        """The published presets that are among the candidates, on the largest number of ranks; with a machine, on
+        the number of ranks with the shortest time predicted by ``mlhpc predict``, in order of predicted time.
+        Raises UserError for an unknown machine."""
         own = [point for ranks in self.ranks for point in self._published(ranks)]
         if machine_name is None:
             return [point for point in own if point.ranks == max(self.ranks)]
@@ -131,7 +131,7 @@ class Space:
         seconds: dict[Config, float] = {}
         for config in own:
             nodes, rest = divmod(config.ranks, given.per_node)
-            with suppress(UserError):  # it cannot run there
+            with suppress(UserError):  # configurations that cannot run on this machine
                 total = None if rest else Model(given, self.run_of(config)).at(nodes).total_s
                 seconds |= {config: total[0]} if total else {}
         fastest: dict[str, Config] = {}
@@ -146,11 +146,12 @@ class Space:
                 yield config
 
     def _multiple(self, point: Run) -> float:
-        """The learning rate of a published preset, as a multiple like ``Config.rate``."""
+        """The learning rate of a published preset, as a multiple in the sense of ``Config.rate``."""
         return self._rate(point) / (self._rate(self.run) * math.sqrt(_batch(point) / self.default.batch))
 
     def _rate_key(self, run: Run) -> str:
-        """The key of the learning rate of the optimizer that ``run`` uses, which is the one that it logs."""
+        """The key of the learning rate for the optimizer of ``run``: of all learning-rate keys, the one that the
+        run logs."""
         return next(key for key in self._keys["rate"] if key in run.hyperparameters.logged())
 
     def _rate(self, run: Run) -> float:
@@ -188,8 +189,8 @@ class Space:
         return [f"{key}={load.toml_value(value)}" for key, value in changed.items()]
 
     def run_of(self, config: Config) -> Run:
-        """The run of ``config``. Raises UserError if it is impossible, or if the preset is closed but the run is
-        not."""
+        """The run with the configuration ``config``. Raises UserError if this run is impossible, or if the preset
+        is closed but the run would not be."""
         run = load.load(self.benchmark, self.preset, [*self.settings, *self.settings_of(config)])
         run.require_startable(config.ranks, staged=self.staged)
         if check := registry.find(self.benchmark).check:
@@ -206,7 +207,7 @@ def _batch(run: Run) -> int:
 
 
 def _times(value: Any, factor: float) -> Any:
-    """A number of steps or epochs, or a list of them, times ``factor``; 0 remains 0."""
+    """A number of steps or epochs, or each number in a list, times ``factor``; 0 remains 0."""
     if isinstance(value, list):
         return [_times(each, factor) for each in value]
     return max(1, round(value * factor)) if value else 0

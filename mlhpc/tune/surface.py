@@ -1,5 +1,5 @@
-"""A response surface that takes the place of runs (``mlhpc tune --surface FILE``), for a search whose best result
-is known."""
+"""A response surface that replaces runs (``mlhpc tune --surface FILE``), to test the search on a problem with a
+known optimum."""
 
 import math
 import tomllib
@@ -19,8 +19,8 @@ from mlhpc.tune.space import Config, Space
 
 
 class Surface(FrozenModel):
-    """Time to train as a function of the configuration: staging, and epochs times seconds per epoch. ``rate_*``:
-    parameters of the dependence on the multiple of the preset's learning rate."""
+    """Time to train as a function of the configuration: staging time plus epochs times seconds per epoch.
+    ``rate_*``: parameters of the dependence on the learning rate, as a multiple of the preset's."""
 
     epochs: PositiveFloat = Field(
         description="epochs to the target for small batches at the best rate and schedule"
@@ -50,7 +50,7 @@ class Surface(FrozenModel):
         return float(self.rate * (batch / self.rate_batch) ** self.rate_power)
 
     def epochs_of(self, config: Config) -> float:
-        """Epochs to the target without noise; infinite if it is never reached."""
+        """Epochs to the target without noise; infinite if the target is never reached."""
         octaves = math.log2(config.rate / self.best_rate(config.batch))
         slower = self.schedule[config.schedule] * (1 + self.rate_curvature * octaves**2)
         epochs = self.epochs * (1 + config.batch / self.critical_batch) * slower
@@ -65,13 +65,14 @@ class Surface(FrozenModel):
         return self.samples / config.batch * (step_s + self.exchange_s * math.log2(config.ranks))
 
     def excess(self, config: Config, configs: Iterable[Config]) -> float:
-        """The share by which ``config`` takes longer than the best of ``configs`` would at its best rate."""
+        """The fraction by which ``config`` takes longer than the fastest of ``configs`` would if each had its best
+        learning rate."""
         best = min(self.seconds_of(each._replace(rate=self.best_rate(each.batch))) for each in configs)
         return self.seconds_of(config) / best - 1
 
     def run(self, config: Config, name: str, seed: int, limit: float) -> Outcome:
-        """The outcome of a run with noise, stopped after ``limit`` seconds; the same arguments give the same
-        outcome."""
+        """The outcome of a simulated run with noise, stopped after ``limit`` seconds; the same arguments produce
+        the same outcome."""
         rng = np.random.default_rng([seed, zlib.crc32(f"{name} {config}".encode())])
         epochs = self.epochs_of(config) * math.exp(rng.normal(0, self.noise))
         epoch_s = self._epoch_s(config) * math.exp(rng.normal(0, 0.01))
@@ -84,7 +85,7 @@ class Surface(FrozenModel):
 
 
 def surface_of(path: Path, space: Space) -> Surface:
-    """The surface in the TOML file ``path``. Raises UserError if it is invalid or lacks a schedule of
+    """The surface in the TOML file ``path``. Raises UserError if the file is invalid or lacks a schedule of
     ``space``."""
     try:
         surface = Surface(**tomllib.loads(read_text(path)))

@@ -1,4 +1,4 @@
-"""The output of ``mlhpc score --acceptance``."""
+"""Prints the output of ``mlhpc score --acceptance``."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,8 @@ _STATUS = {0: "accepted", 1: "not accepted", 3: "undecided"}
 
 
 def print_acceptance(accepted: Acceptance, console: Console) -> None:
-    """Print times, metric, required bandwidths, what is missing, and the verdict."""
+    """Print the times of all jobs, the required bandwidths, the commands of jobs still to be run, the metric, and
+    the verdict."""
     tender = accepted.tender
     say(console, f"{tender.title}: {count(tender.system.nodes, 'node')} of {accepted.machine.title}", "bold")
     print_table(_times(accepted), console)
@@ -62,7 +63,7 @@ def _times(accepted: Acceptance) -> Table:
 
 
 def _lines(each: Judged, changes: str) -> Iterator[str]:
-    """Lines on a job: where its times come from, why some are unknown, and what is wrong."""
+    """Yield lines about a job: the sources of its times, reasons for unknown times, changes, and problems."""
     for column, time in {"reference": each.reference, "measured": each.times.get("measured")}.items():
         if time:
             yield f"{column}: {time.source}" + f" * scaled by predict from {time.scaled}" * bool(time.scaled)

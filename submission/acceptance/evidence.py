@@ -1,5 +1,5 @@
-"""Writes the evidence of an acceptance test as one archive, and verifies such an archive: its files by their
-checksums in the manifest, its figures by computing them again from the logs in it."""
+"""Writes the evidence of an acceptance test as one archive, and verifies such an archive: the files by the
+checksums in its manifest, and the results by computing them again from the logs in the archive."""
 
 import json
 import shutil
@@ -17,20 +17,21 @@ from mlhpc.submission.check.check import check_sets
 from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, unpack, write_archive
 
 KEPT = frozenset({".txt", ".log", ".json", ".jsonl", ".toml"})
-"""Suffixes of the result files that are evidence; checkpoints, pages and data are not."""
+"""Suffixes of result files that count as evidence; checkpoints, pages and data are left out."""
 FIGURES = "acceptance.json"
 
 
 def accept(tender_file: Path, results: Path | None) -> Acceptance:
-    """The verdict on the tender, from the finished jobs below ``results``. Raises UserError."""
+    """The verdict on the tender, from the finished jobs below ``results``. Raises UserError if the tender or the
+    results are invalid."""
     tender, machine = read(tender_file)
     sets = list(check_sets(results)) if results else []
     return judge(tender, machine, sets, results or Path())
 
 
 def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptance, Path, str]:
-    """Like :func:`accept`, for copies of the files, which are written to ``out`` as an archive. Also returns the
-    archive's path and the digest of its manifest. Raises UserError."""
+    """Like :func:`accept`, for copies of the files, which are then written to ``out`` as an archive. Also returns
+    the path of the archive and the digest of its manifest. Raises UserError if the archive cannot be written."""
     name = tender_file.stem
     if not NAME.fullmatch(name):
         raise UserError(
@@ -57,8 +58,8 @@ def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptanc
 
 
 def verify(archive: Path, digest: str | None) -> Acceptance:
-    """The verdict in ``archive``, computed again. Raises UserError if a file is damaged, if ``digest`` is not the
-    manifest's SHA-256, or if a figure differs from the one computed from the logs."""
+    """Compute the verdict in ``archive`` again, and return it. Raises UserError if a file is damaged, if
+    ``digest`` is not the manifest's SHA-256, or if any number differs from the recomputed one."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
         tree = unpack(archive, Path(folder))
         found = sha256(Path(folder) / f"{tree.name}{CHECKSUMS}")
@@ -77,7 +78,8 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
 
 
 def _text(accepted: Acceptance) -> str:
-    """The figures as JSON, rounded to nine digits so that they are the same on every machine."""
+    """The verdict and its numbers as JSON, rounded to nine digits so that the text is the same on every
+    machine."""
     text = json.dumps(finite(accepted.content))
     rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}"))
     return json.dumps(rounded, indent=1) + "\n"

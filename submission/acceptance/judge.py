@@ -1,9 +1,9 @@
 """Judges whether finished jobs meet a tender's requirements, by ratios of times and their weighted geometric mean.
 
 The metric is NERSC's Scalable System Improvement (nersc.gov/research-and-development/apex/apex-benchmarks/ssi):
-the geometric mean, with weights w, of c · U · S over all jobs, where c is a job's capability factor, S = t_ref / t
-its speedup and U = (n_ref / n) · (N / N_ref) the ratio of utilizations: the job runs on n of N nodes. S must be 1
-or more.
+the geometric mean, with weights w, of c · U · S over all jobs, where c is the capability factor of a job, S =
+t_ref / t is its speedup, and U = (n_ref / n) · (N / N_ref) is the ratio of utilizations if the job runs on n of
+the system's N nodes. S must be at least 1.
 """
 
 import math
@@ -35,8 +35,8 @@ COLUMNS = ("offered", "predicted", "measured")
 
 @dataclass(frozen=True)
 class Time:
-    """Time to train in ``seconds`` on ``nodes``. ``scaled``: the other size at which it was measured, if it was
-    scaled by the ratio of predictions; empty otherwise."""
+    """Time to train in ``seconds`` on ``nodes`` nodes. ``scaled``: the size at which the time was measured, if it
+    was scaled from a different size by the ratio of predictions; otherwise empty."""
 
     seconds: float
     nodes: int
@@ -46,9 +46,10 @@ class Time:
 
 @dataclass(frozen=True)
 class Judged:
-    """A job on ``nodes``. ``times`` and ``improvements`` (c · U · S) by column, where known; ``unknown``: why
-    there is no prediction. ``predicted_s``: the prediction with its interval. ``joules``: energy of one training.
-    ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs the job."""
+    """The verdict on a job on ``nodes`` nodes. ``times`` and ``improvements`` (c · U · S): by column, where known;
+    ``unknown``: the reason if there is no prediction. ``predicted_s``: the predicted time with its interval.
+    ``joules``: energy of one training run. ``bandwidths``: required and offered, in bytes/s per node. ``command``:
+    the command that runs the job."""
 
     name: str
     nodes: int
@@ -64,8 +65,8 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """One of "passes", "fails", "missing" and "scaled" (measured at another size only, which decides
-        nothing)."""
+        """One of "passes", "fails", "missing" and "scaled" (measured only at a different size, which is not
+        sufficient for a verdict)."""
         measured = self.times.get("measured")
         if self.problems or measured is None:
             return "fails" if self.problems else "missing"
@@ -82,7 +83,7 @@ class Acceptance:
 
     @property
     def improvements(self) -> dict[str, float]:
-        """The metric for each column in which all jobs with a reference have a time."""
+        """The metric, for each column in which every job with a reference has a time."""
         weights = {name: job.weight for name, job in self.tender.jobs.items()}
         jobs = [(each.improvements, weights[each.name]) for each in self.jobs if each.reference]
         return {
@@ -93,8 +94,8 @@ class Acceptance:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if accepted, 1 if not, 3 if undecided because jobs are missing or were measured at
-        another size."""
+        """The exit status: 0 if accepted, 1 if not, 3 if undecided because jobs are missing or were measured at a
+        different size."""
         required, reached = self.tender.required_improvement or 0.0, self.improvements.get("measured")
         verdicts = {judged.verdict for judged in self.jobs}
         if "fails" in verdicts or (reached is not None and reached < required):
@@ -119,8 +120,8 @@ def geometric_mean(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def judge(tender: Tender, machine: Machine, sets: Sequence[SetCheck], root: Path) -> Acceptance:
-    """Judge the jobs of ``tender`` by their finished runs among ``sets``, which lie below ``root``. Raises
-    UserError if two sets belong to one job."""
+    """Judge the jobs of ``tender`` by their finished runs, which are among ``sets``, found below ``root``. Raises
+    UserError if two sets fit the same job equally well."""
     jobs = tuple(_judged(tender, machine, name, sets, root) for name in tender.jobs)
     return Acceptance(tender, machine, jobs)
 
@@ -156,7 +157,8 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
 
 
 def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
-    """The predicted time to train in seconds, with its interval. Raises UserError."""
+    """The predicted time to train in seconds, with its interval. Raises UserError if nothing is known about the
+    convergence of ``run``."""
     total = Model(machine, run).at(nodes).total_s
     if total is None:
         raise UserError(f"no convergence of {run.benchmark}, preset {run.preset}, is published")
@@ -164,7 +166,8 @@ def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
 
 
 def _scaled(time: Time, machine: Machine, measured: Run, run: Run, nodes: int) -> Time:
-    """``time`` of the run ``measured``, scaled to ``run`` on ``nodes`` by the ratio of the two predictions."""
+    """``time`` of the run ``measured``, scaled to ``run`` on ``nodes`` by the ratio of the two runs' predicted
+    times."""
     batch = measured.hyperparameters.global_batch_size
     if time.nodes == nodes and batch == run.hyperparameters.global_batch_size:
         return time
@@ -173,8 +176,8 @@ def _scaled(time: Time, machine: Machine, measured: Run, run: Run, nodes: int) -
 
 
 def _reference(job: Job, run: Run) -> Time:
-    """The published set's time. If the job asks for another number of nodes, it is scaled to that number and to
-    the batch size of ``run``, assuming staging.mode=shard."""
+    """The time of the published reference set. If the job sets ``reference_nodes``, the time is scaled to that
+    number of nodes and to the batch size of ``run``, assuming staging.mode=shard."""
     row = job.published
     time = Time(row.total_s or 0.0, row.nodes, row.name)
     if job.reference_nodes is None:
@@ -185,7 +188,7 @@ def _reference(job: Job, run: Run) -> Time:
 
 
 def _of_job(job: Job, run: Run, nodes: int, sets: Sequence[SetCheck]) -> SetCheck | None:
-    """The job's finished time-to-solution set that is nearest in size. Raises UserError if two are equally
+    """The job's finished time-to-solution set that is nearest in size. Raises UserError if two sets are equally
     near."""
     distances: dict[float, list[SetCheck]] = {}
     for each in sets:
@@ -209,8 +212,8 @@ def _logged(checked: SetCheck, key: str) -> int | None:
 
 
 def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: Path) -> Time:
-    """The set's score as a time, scaled if its size differs. Raises UserError if it has no score or lacks its
-    size."""
+    """The score of a set as a time, scaled to ``nodes`` and the batch size of ``run`` if the set has a different
+    size. Raises UserError if the set has no score, or if its logs do not state its size."""
     where = checked.results.path.relative_to(root).as_posix()
     if not isinstance(checked.score, Strong) or checked.score.minutes is None:
         raise UserError(f"{where} has no score: {checked.score.why}")
@@ -221,7 +224,8 @@ def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: P
 
 
 def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> Iterable[str]:
-    """What violates the tier, or shows that the set was not measured on this machine or with these data."""
+    """Yield the problems of a set: violations of the job's tier, and evidence that it was not measured on this
+    machine or with this data set."""
     if job.tier != "optimized" and not checked.passes:
         first = next(each for each in checked.findings if each.severity == "error")
         yield f"tier {job.tier}: the check {verdict(checked.findings)}; {first.rule}: {first.actual}"
@@ -256,8 +260,9 @@ def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:
 
 
 def _bandwidths(machine: Machine, run: Run, nodes: int) -> dict[str, float | None]:
-    """Bytes/s per node (Ibrahim et al. 2021, section VII): required for samples and memory traffic at the
-    accelerators' peak and for files at the predicted rate, and offered by the machine; None where not known."""
+    """Bandwidths in bytes/s per node (Ibrahim et al. 2021, section VII): those required for samples and memory
+    traffic at the accelerators' peak and for files at the predicted rate, and those that the machine offers; None
+    if not known."""
     model, precision = Model(machine, run), run.training.precision
     peak, flops = machine.peak(precision)[0] * machine.per_node, model.network.training_flops
     link, shared = machine.get("links.host"), machine.get("storage.shared_read")

@@ -1,4 +1,5 @@
-"""A tender or acceptance test as one TOML file: jobs, what they are compared with, and what is required."""
+"""A tender or acceptance test as one TOML file: jobs, the references with which they are compared, and the
+requirements."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -39,17 +40,17 @@ class _Table(BaseModel):
 
 
 class System(_Table):
-    """The system offered: ``nodes`` of ``machine``, the name of one of the suite's machines or a machine file next
-    to the tender."""
+    """The system offered: ``nodes`` nodes of ``machine``, which is one of the suite's machines or a machine file
+    next to the tender."""
 
     machine: str
     nodes: Nodes
 
 
 class Job(_Table):
-    """A training on ``nodes``, or on a ``fraction`` of the system's nodes. ``reference``: the name of a published
-    set, whose time is scaled to ``reference_nodes`` if that is set; ``offered``: the time to train that the bidder
-    offers. ``capability`` and ``weight``: c and w of the metric."""
+    """A job: a training run on ``nodes`` nodes, or on a ``fraction`` of the system's nodes. ``reference``: the
+    name of a published set, whose time is scaled to ``reference_nodes`` nodes if that is set; ``offered``: the
+    time to train that the bidder offers. ``capability`` and ``weight``: c and w of the metric."""
 
     benchmark: Name
     preset: Name = "closed"
@@ -82,7 +83,7 @@ class Job(_Table):
 
     @property
     def run(self) -> Run:
-        """The configuration of the job's run. Raises UserError."""
+        """The configuration of the job's run. Raises UserError for invalid settings."""
         run = load(self.benchmark, self.preset, self.set)
         return run if self.batch is None else with_batch(run, self.batch)
 
@@ -97,7 +98,7 @@ class Job(_Table):
 
 
 class Tender(_Table):
-    """The whole file. ``reference_nodes``: number of nodes of the whole reference system."""
+    """The contents of a tender file. ``reference_nodes``: number of nodes of the whole reference system."""
 
     title: Text
     reference_nodes: Nodes
@@ -106,12 +107,12 @@ class Tender(_Table):
     jobs: dict[Name, Job] = Field(min_length=1)
 
     def nodes_of(self, job: Job) -> int:
-        """Number of nodes that ``job`` runs on, at least one."""
+        """Number of nodes on which ``job`` runs, at least one."""
         return job.nodes or max(1, round((job.fraction or 1.0) * self.system.nodes))
 
 
 def read(path: Path) -> tuple[Tender, Machine]:
-    """The tender in ``path`` and its machine. Raises UserError that names the line of the invalid key."""
+    """The tender in ``path`` and its machine. Raises UserError, naming the line of an invalid key."""
     text, tables = read_toml(path, "pass a tender (docs/guide/acceptance.md)")
     try:
         tender = Tender.model_validate(tables)

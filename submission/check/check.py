@@ -1,4 +1,5 @@
-"""Checks whether a run is valid, by the official checkers and by rules for logs, run folders and sets."""
+"""Checks whether runs are valid, with the official checkers and with this suite's rules for logs, run folders and
+sets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,10 @@ from mlhpc.submission.score.set_score import compare_set, division_of, has_own_t
 
 @dataclass(frozen=True)
 class SetCheck:
-    """A set and its findings. ``rules``: the set's rules (``rulesets.rules_of``), which need not exist;
-    ``complying``: number of its logs that pass the official compliance checker under these rules, None without
-    rules; ``excused``: number of logs that fail only on the official target, which the preset does not have;
-    ``copy_of``: an earlier set with the same logs."""
+    """A set of runs and its findings. ``rules``: the name of the rules for the set (``rulesets.rules_of``), which
+    the official tools may lack; ``complying``: number of the set's logs that pass the official compliance checker
+    under these rules, None without rules; ``excused``: number of logs that fail only because the preset's target
+    is not the official one; ``copy_of``: an earlier set with the same logs."""
 
     results: ResultSet
     rules: str
@@ -38,7 +39,7 @@ class SetCheck:
 
     @property
     def passes(self) -> bool:
-        """Whether no finding is an error."""
+        """Whether the set passes: no finding is an error."""
         return passes(self.findings)
 
 
@@ -46,7 +47,7 @@ def check(path: Path, ruleset: str | None = None) -> list[Finding]:
     """The findings on everything at ``path``: a log, a run, a campaign, a submission tree.
 
     ``ruleset``: the version of the HPC or training rules; None: each set's own rules apply
-    (``rulesets.rules_of``). Nothing is written. ``passes(findings)`` is the verdict.
+    (``rulesets.rules_of``). Nothing is written. Use ``passes(findings)`` for the verdict.
 
     Raises:
         UserError: there is no run at ``path``, or ``ruleset`` does not exist.
@@ -55,7 +56,7 @@ def check(path: Path, ruleset: str | None = None) -> list[Finding]:
 
 
 def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
-    """Like :func:`check`, one set at a time, so that many logs need little memory."""
+    """Like :func:`check`, but yields the result of one set at a time, so that many logs need little memory."""
     if ruleset is not None and ruleset not in RULESETS:
         raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     sets = result_sets(path)
@@ -75,8 +76,8 @@ def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
 
 
 def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
-    """The findings on one set: on every run, on the set, and those of the official checkers for sets. Every log is
-    checked under the set's rules, regardless of the rules named in the log."""
+    """The findings on one set: on each run, on the set as a whole, and from the official checkers for sets. Every
+    log is checked under the rules of the set, regardless of the rules named in the log."""
     rules = rules_of(results.benchmark, ruleset, None if results.runs else results.path)
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
@@ -119,14 +120,14 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
 
 
 def complies(official: Sequence[Finding]) -> bool:
-    """Whether a log with these findings of the official compliance checker complies."""
+    """Return whether a log complies, given the findings ``official`` of the official compliance checker."""
     return all(finding.severity == "warning" for finding in official)
 
 
 def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
     """Findings on pruned logs, which do not count and "should" comply (MLPerf HPC training rules 3.0, Throughput).
-    Since package_checker does not read them and a killed instance has no run_stop, their findings are only
-    warnings."""
+    Since package_checker does not read pruned logs, and the log of a killed instance has no run_stop, these
+    findings are only warnings."""
     for path in results.pruned_paths:
         log = parse(path)
         for finding in (*official_findings(log, rules), *log_rules(log)):
@@ -136,8 +137,8 @@ def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
 def _run_by_run(
     results: ResultSet, rules: str, is_single: bool
 ) -> Iterator[tuple[Path, list[Finding], list[Finding]]]:
-    """For every log, the findings of the official checker, and the other findings on the log and its run
-    folder."""
+    """Yield, for every log, its path, the findings of the official checker, and all other findings on the log and
+    its run folder."""
     for path in results.runs:
         prefix = "" if is_single else f"{path.name}/"
         both = _of_run(read(path), rules, results.metric)
@@ -150,8 +151,8 @@ def _run_by_run(
 
 
 def _is_aborted(folder: Path, results: ResultSet) -> bool:
-    """Whether a run of this suite was killed or stopped by an error. Such a run must be repeated; it does not
-    count as one that missed the target. Other logs do not have this information."""
+    """Return whether a run of this suite was killed or stopped by an error. Such a run must be repeated and does
+    not count as having missed the target. Logs of other programs do not contain this information."""
     if folder not in results.runs:
         return False
     result = read(folder).result
@@ -184,7 +185,8 @@ _OF_A_MISS = frozenset({"eval_error", "eval_accuracy", "run_stop", "status", "ta
 
 
 def _tolerated(finding: Finding) -> Finding:
-    """A finding on the one run that may miss the target; it is marked as expected if it follows from the miss."""
+    """``finding``, which is about the one run that may miss the target. Its severity becomes "expected" if it is a
+    consequence of the missed target."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
     why = f"expected for one run per set, which counts as the slowest. Otherwise: {finding.remedy}"
@@ -192,7 +194,8 @@ def _tolerated(finding: Finding) -> Finding:
 
 
 def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterator[Finding]:
-    """Findings of this suite's own comparison with the reference, in addition to package_checker's."""
+    """Findings from this suite's own comparison with the reference convergence points, in addition to those of
+    package_checker."""
     comparison = compare_set(results, score, rules)
     if comparison is None or comparison.passes or not comparison.applies:
         return
@@ -207,8 +210,8 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
 
 
 def check_run(run: RunDirectory, ruleset: str | None = None, metric: Metric = "strong") -> list[Finding]:
-    """Like :func:`check`, for a run folder that was already read. Instances of the throughput metric ("weak") may
-    share data that one of them staged while the clocks of all were running."""
+    """Like :func:`check`, for a run folder that was already read. Instances for the throughput metric ("weak") may
+    share data that one instance staged while the clocks of all instances were running."""
     official, other = _of_run(run, rules_of_run(run, ruleset), metric)
     return [*official, *other]
 
@@ -222,8 +225,8 @@ def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding
 
 
 def _excused(finding: Finding, result: Result | None) -> Finding:
-    """The official target is built into the checker. An open-division preset with its own target cannot meet both;
-    if it met its own, the finding is expected."""
+    """``finding``. Its severity becomes "expected" if it is about the official target, which is built into the
+    checker, and the run met the different target of its open-division preset."""
     official = target_in(finding)
     if official is None or result is None or result.division == "closed" or not result.target.reached:
         return finding

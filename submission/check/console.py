@@ -1,4 +1,4 @@
-"""The output of ``mlhpc check`` and ``mlhpc score``."""
+"""Prints the output of ``mlhpc check`` and ``mlhpc score``."""
 
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
 
 
 def print_check(path: Path, ruleset: str | None, console: Console) -> int:
-    """Prints the findings on every set at ``path``, and the verdicts. A set and its copies count once.
+    """Print the findings on every set at ``path``, and the verdicts. A set counts once, together with its copies.
 
     Returns the exit status of ``mlhpc check``: 0 if everything passes, 1 if there are unexpected findings.
     """
@@ -57,7 +57,8 @@ def print_check(path: Path, ruleset: str | None, console: Console) -> int:
 
 
 def print_score(path: Path, ruleset: str | None, console: Console) -> int:
-    """Prints the score of every set at ``path``, the runs it is computed from, and the verdict of its check.
+    """Print, for every set at ``path``, its score, the runs from which the score is computed, and the verdict of
+    the check.
 
     Returns the exit status of ``mlhpc score``: 0 if every set has a score and passes its check, otherwise 1.
     """
@@ -73,7 +74,7 @@ def print_score(path: Path, ruleset: str | None, console: Console) -> int:
 
 
 def _compliance(checked: SetCheck) -> str:
-    """The count of the official compliance checker."""
+    """The number of logs that pass the official compliance checker, as text."""
     if checked.complying is None:
         why = without_rules(checked.results.benchmark, checked.rules)
         return f"no rules: {why}, so the compliance checker was not run"

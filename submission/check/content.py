@@ -14,21 +14,21 @@ from mlhpc.submission.score.set_score import division_of, has_own_target, scored
 
 
 def check_content(path: Path, ruleset: str | None) -> dict[str, Any]:
-    """The findings on every set at ``path``. Raises UserError like ``check_sets``."""
+    """The findings on every set at ``path``. Raises the same UserErrors as ``check_sets``."""
     sets = [{**_set(checked), **_findings(checked)} for checked in check_sets(path, ruleset)]
     return {"path": str(path), "ruleset": ruleset, "passes": all(s["passes"] for s in sets), "sets": sets}
 
 
 def score_content(path: Path, ruleset: str | None) -> dict[str, Any]:
-    """The score of every set at ``path``, its runs, and the verdict of its check. Raises UserError like
-    ``check_sets``."""
+    """The score of every set at ``path``, the set's runs, and the verdict of its check. Raises the same UserErrors
+    as ``check_sets``."""
     sets = [{**_set(checked), **_score(checked)} for checked in check_sets(path, ruleset)]
     good = all(s["passes"] and s["score_min"] is not None for s in sets)
     return {"path": str(path), "ruleset": ruleset, "passes": good, "sets": sets}
 
 
 def findings_content(findings: list[Finding]) -> list[dict[str, Any]]:
-    """Findings merged as in the table."""
+    """``findings`` as JSON, merged as in the printed table."""
     return [asdict(finding) for finding in grouped(findings)]
 
 

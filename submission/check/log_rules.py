@@ -1,5 +1,5 @@
-"""Rules for a log beyond those of the official checker, one function each. Init time, the order of records and
-required keys are left to the official checker."""
+"""Rules for logs in addition to those of the official checker, one function per rule. The official checker checks
+initialisation time, the order of records and required keys."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from mlhpc.record.mllog import Log
 
 
 def log_rules(log: Log) -> Iterator[Finding]:
-    """Findings on any log, whether of this suite or not."""
+    """Findings on a log, whether written by this suite or not."""
     for rule in (
         _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
         _staging_inside_run, _not_a_study, _not_emulated, _untrained_at_start, _on_whole_samples,
@@ -21,7 +21,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
 
 
 def bare_log_rules(log: Log) -> Iterator[Finding]:
-    """Findings on a log outside a run folder; ``run_rules`` has the same rules for run folders."""
+    """Findings on a log outside a run folder; ``run_rules`` applies the same rules to run folders."""
     for rule in (_has_seed, _not_resumed, _successful):
         yield from rule(log)
 
@@ -51,7 +51,7 @@ def _positive_time(log: Log) -> Iterator[Finding]:
 
 
 def _readable_times(log: Log) -> Iterator[Finding]:
-    """Lines that the official parser accepts but this one does not."""
+    """Findings on lines that the official parser accepts but this suite's parser does not."""
     for problem in log.problems:
         if not problem.official:
             remedy = "fix the program that writes the log, and repeat the run; the line was ignored"
@@ -94,7 +94,7 @@ def _staging_pairs(log: Log) -> Iterator[Finding]:
 
 
 def _staging_inside_run(log: Log) -> Iterator[Finding]:
-    """Findings on staging before run_start, which only ruleset 3.0.0 allows."""
+    """Findings on staging that ends after run_stop."""
     for staging in log.staging:
         if log.run and staging.stop_ms > log.run.stop_ms:
             actual = f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it"

@@ -1,9 +1,9 @@
 """The official checkers (mlperf-logging 4.1.68), with their messages converted to findings.
 
-They are called through their Python API, under a guard (``official_guard.py``), and never on the user's folders:
-the command lines write their logs into the working directory, package_checker always exits with status 0, and the
-RCP checker, package_checker and result_summarizer write ``scaling.json`` into the folders they read. Those three
-work on a copy.
+The checkers are called through their Python API, under a guard (``official_guard.py``), because their command
+lines write logs into the working directory and package_checker always exits with status 0. The RCP checker,
+package_checker and result_summarizer write ``scaling.json`` into the folders that they read, so these three work
+on a copy.
 """
 
 import json
@@ -47,8 +47,8 @@ MOST_PARSING = 50_000_000_000
 
 
 def official_findings(log: Log, rules: str) -> list[Finding]:
-    """The findings of the official compliance checker on ``log`` under ``rules`` (``hpc_2.0.0``); the checker's
-    verdict is SUCCESS if and only if all of them are warnings."""
+    """The findings of the official compliance checker on ``log`` under ``rules``, such as ``hpc_2.0.0``. The
+    checker's verdict is SUCCESS if and only if all findings are warnings."""
     if not exist(rules):
         return [no_rules(log, rules)]
     usage, version = rules.split("_")
@@ -66,7 +66,7 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
         ) as error:  # the checker evaluates expressions on the log's values, so it may raise any exception
             crash = error
     findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
-    if crash is None and not lines and not unreadable:  # else all records would be missing
+    if crash is None and not lines and not unreadable:  # otherwise, every record would be reported as missing
         findings = [finding for finding in findings if finding.rule == f"{rules}/log"] or findings
     if crash is not None:
         findings.append(crash_finding(crash, log, rules))
@@ -79,7 +79,8 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
 
 def package_findings(results: ResultSet, rules: str) -> list[Finding]:
     """The findings of package_checker on a set of a submission tree: number of files, seeds and convergence points
-    (both in the closed division), and system description. Logs that do not comply are only counted."""
+    (both in the closed division), and system description. For logs that do not comply, only their number is
+    reported."""
     from mlperf_logging.package_checker import package_checker
 
     if not _are_readable(results):
@@ -116,7 +117,8 @@ def package_findings(results: ResultSet, rules: str) -> list[Finding]:
 
 
 def _scaling(folder: Path) -> Any:
-    """The score's factor that the official tools wrote into a folder of results; a text if the file is damaged."""
+    """The scaling factor of the score that the official tools wrote into a folder of results; a description of the
+    problem if the file is damaged."""
     try:
         factor = read_object(folder / SCALING)["scaling_factor"]
     except FileNotFoundError:
@@ -137,7 +139,7 @@ def seed_findings(logs: Sequence[Log], rules: str) -> list[Finding]:
 
 
 def rcp_verdict(results: ResultSet, rules: str) -> tuple[bool, str]:
-    """Whether the official RCP checker passes the set, and its message."""
+    """Return whether the set passes the official RCP checker, and the checker's message."""
     from mlperf_logging.rcp_checker import rcp_checker
 
     if not _are_readable(results):
@@ -156,8 +158,8 @@ def rcp_verdict(results: ResultSet, rules: str) -> tuple[bool, str]:
 
 
 def summary(results: ResultSet, rules: str) -> float | None:
-    """The score of result_summarizer for a set of a submission tree, in minutes: time to solution, or TTTa.
-    None if there is no score, as for every set with two logs that do not comply."""
+    """The score in minutes that result_summarizer computes for a set of a submission tree: time to solution, or
+    TTTa. None if there is no score, for example if two logs of the set do not comply."""
     from mlperf_logging.result_summarizer import result_summarizer
 
     if not _are_readable(results):
@@ -175,7 +177,7 @@ def summary(results: ResultSet, rules: str) -> float | None:
 
 
 def _is_readable(log: Log) -> bool:
-    """Whether the official parser reads the log in reasonable time."""
+    """Return whether the official parser can read the log in reasonable time."""
     return log.longest <= LONGEST and log.parsing_cost <= MOST_PARSING
 
 
@@ -185,8 +187,9 @@ def _are_readable(results: ResultSet) -> bool:
 
 @contextmanager
 def _copy(results: ResultSet, rules: str) -> Iterator[Path]:
-    """A submission tree with only this set, under the level ``strong`` or ``weak`` that HPC's tools expect;
-    removed at the end. Logs of run folders become result_<i>.txt; a missing description stays missing."""
+    """Context manager that yields a temporary submission tree with only this set, below the folder ``strong`` or
+    ``weak`` that the HPC tools expect. Logs of run folders are renamed to result_<i>.txt. A missing system
+    description is not added."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as scratch:
         tree = Path(scratch) / "org"
         inside = _folder_in_tree(results, rules)

@@ -1,10 +1,10 @@
-"""The official tools under a guard: they read only their own rule files, always terminate, and print nothing.
+"""Runs the official tools under a guard: they read only their own rule files, always terminate, and print nothing.
 
 mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
-``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could name any file this
-way, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same checker, so
-one guard around all of them is enough. The guard also caches the parsed rule files: the checker parses four or
-five for each log, which takes three quarters of a check's time.
+``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could thereby name any
+file, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same checker, so
+a single guard around all tools is enough. The guard also caches the parsed rule files, because the checker parses
+four or five files for each log, which takes three quarters of the time of a check.
 """
 
 import io
@@ -21,23 +21,24 @@ from typing import Any
 from mlperf_logging.compliance_checker import mlp_compliance
 
 RULE_FILE = re.compile(r"\w+_\d+\.\d+\.\d+/\w+\.yaml", re.ASCII)
-"""The names of the package's rule files. Without a dot or a slash in its last part, such a name cannot leave the
-package's folder."""
+"""Names of the rule files in mlperf-logging. The last part of such a name contains no dot or slash, except in
+.yaml, so it cannot refer to a file outside the package's folder."""
 MOST_RULE_FILES = 64
-"""Maximum number of rule files per log. A log needs four or five, and one more for each repeated record."""
+"""Maximum number of rule files per log. A log requires four or five, and one more for each repeated record."""
 
 _YAML = mlp_compliance.yaml  # the parser that the checker uses
 
 
 class RuleFileRefused(Exception):
-    """A log requests a rule file that does not belong to the checker, or too many of them."""
+    """Raised when a log requests a rule file that does not belong to the checker, or too many rule files."""
 
 
 @contextmanager
 def guarded() -> Iterator[list[logging.LogRecord]]:
-    """A context for calling the official tools. Yields the list of their log records, which grows as they run.
+    """Context manager for calling the official tools. Yields the list of the tools' log records, which grows while
+    they run.
 
-    A refused rule file raises RuleFileRefused through the tool that requested it.
+    If a rule file is refused, the tool that requested it fails with RuleFileRefused.
     """
     mlp_compliance.enqueued_configs.clear()  # a global, still set if an earlier check crashed
     try:
@@ -54,7 +55,8 @@ def _own_rule_files_only() -> Iterator[None]:
     folder = os.path.dirname(os.path.abspath(mlp_compliance.__file__))
 
     def configured_checks(self: Any, loglines: Any, config_file: str) -> None:
-        """Replaces the only method in which mlperf-logging opens a rule file; there is one checker per log."""
+        """Replacement for the only method in which mlperf-logging opens a rule file. Each log has a checker of its
+        own."""
         name = config_file.removeprefix(folder + os.sep)
         if not RULE_FILE.fullmatch(name):
             raise RuleFileRefused(f"it requests the rule file {name!r}, which does not belong to the checker")
@@ -72,7 +74,8 @@ def _own_rule_files_only() -> Iterator[None]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Parse each rule file once: the checker only calls ``yaml.load``, and does not modify the result."""
+    """Context manager in which each rule file is parsed only once. This is possible because the checker only calls
+    ``yaml.load`` and does not modify the result."""
     mlp_compliance.yaml = SimpleNamespace(load=lambda file, Loader: _rules(file.name), BaseLoader=None)
     try:
         yield
@@ -82,16 +85,18 @@ def _parsed_once() -> Iterator[None]:
 
 @cache
 def _rules(path: str) -> Any:
-    """The content of a rule file, with every value as text."""
+    """The parsed content of a rule file, with every value as text."""
     with open(path, encoding="utf-8") as file:
         return _YAML.load(file, Loader=_YAML.BaseLoader)
 
 
 @contextmanager
 def _captured() -> Iterator[list[logging.LogRecord]]:
-    """The records that reach the root logger; neither they nor anything printed reaches the terminal.
+    """Context manager that yields the list of records that reach the root logger. Neither these records nor
+    printed output reach the terminal.
 
-    The tools call ``logging.info`` and the like, which configures a root logger without handlers.
+    The root logger gets a handler, because the tools call functions such as ``logging.info``, which would
+    configure a root logger without handlers.
     """
     records: list[logging.LogRecord] = []
 

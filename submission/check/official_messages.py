@@ -1,6 +1,6 @@
-"""Messages of the official checkers (mlperf-logging 4.1.68) as findings.
+"""Converts messages of the official checkers (mlperf-logging 4.1.68) to findings.
 
-Unknown messages are passed on unchanged, so that none are lost if the tools change.
+Unknown messages are kept unchanged, so that no message is lost if the tools change.
 """
 
 import logging
@@ -19,14 +19,14 @@ from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
 from mlhpc.submission.findings import allowed_value
 
 RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
-"""The folders of official rule files that can be chosen here."""
+"""The folders with official rule files that a user can choose."""
 
 # The compliance checker, on one log.
 
 
 def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) -> Iterator[Finding]:
-    """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser
-    failed on a line."""
+    """Yield the messages of a ``ComplianceChecker`` that has run on ``log`` as findings. ``unreadable``: whether
+    the official parser failed on a line."""
     problems = [problem for problem in log.problems if problem.official] if unreadable else []
     if unreadable and not problems:  # a line that only the official parser rejects
         expected, actual = "MLLOG lines that the official parser reads", "at least one that it does not"
@@ -44,7 +44,8 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
 
 
 def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
-    """The checker crashed with ``error``, or was stopped at a rule file that does not belong to it."""
+    """The finding that the checker crashed with ``error``, or was stopped because of a rule file that does not
+    belong to it."""
     if isinstance(error, RuleFileRefused):
         remedy = "do not use this log: it names rule files to execute; later rules were not checked"
         expected = "a division, benchmark and optimizer known to the rules"
@@ -63,7 +64,8 @@ def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
 
 
 def too_long(log: Log, rules: str, longest: int) -> Finding:
-    """The log was not passed to the official tools, which would take too long to parse it."""
+    """The finding that the log was not passed to the official tools, because they would take too long to parse
+    it."""
     return Finding(
         f"{rules}/line",
         "error",
@@ -76,7 +78,8 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
 
 
 def no_rules(log: Log, rules: str) -> Finding:
-    """The official checker was not run: MLPerf has no such benchmark, or the checker lacks these ``rules``."""
+    """The finding that the official checker was not run, because MLPerf has no such benchmark or the checker lacks
+    these ``rules``."""
     benchmark = str(log.value("submission_benchmark"))
     if not rules:
         remedy = "MLPerf has no rules for it: only the checks of this suite were run"
@@ -94,7 +97,7 @@ def target_in(finding: Finding) -> float | None:
 
 
 def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> Finding:
-    """One message of mlp_compliance.py."""
+    """The finding for one message of mlp_compliance.py."""
     name = log.path.name
 
     def finding(key: str, where: str, expected: str, actual: str) -> Finding:
@@ -150,7 +153,7 @@ _ORDER = {
     "not s['run_started']": "before run_start",
     "s['staging_started']": "after staging_start",
 }
-"""The order of records that the checker's state variables express."""
+"""The order of records that the state variables in the checker's tests express."""
 
 
 def _in_words(test: str, key: str) -> str:
@@ -165,7 +168,7 @@ def _in_words(test: str, key: str) -> str:
 
 
 def _actual(test: str, record: Record | None, log: Log) -> str:
-    """The actual value in the record that failed ``test``."""
+    """A description of the logged value that failed the checker's ``test``."""
     if record is None:
         return "a record that fails this"
     if test in _ORDER:
@@ -179,7 +182,7 @@ def _actual(test: str, record: Record | None, log: Log) -> str:
 
 
 def _quoted_record(text: str, log: Log) -> Record | None:
-    """The record that the checker quotes."""
+    """The log record that a message of the checker quotes."""
     quoted = re.search(r'"time_ms": *([0-9.]+).*"key": *"(\w+)"', text.removeprefix(TOKEN))
     if not quoted:
         return None
@@ -217,21 +220,21 @@ def _remedy(key: str) -> str:
 
 
 def package_message_findings(records: Sequence[logging.LogRecord], where: str) -> list[Finding]:
-    """The findings in the log records of package_checker or seed_checker about the set ``where``."""
+    """The findings on the set ``where`` in log records of package_checker or seed_checker."""
     messages = [m for record in records for m in _messages(record.getMessage(), record.levelno)]
     return [finding for message in messages if (finding := _package_finding(message, where))]
 
 
 def package_crash(where: str, error: BaseException) -> Finding:
-    """package_checker stopped with ``error``."""
+    """The finding that package_checker stopped with ``error``."""
     remedy = "fix the other findings first; the rules after this point were not checked"
     expected = "a set that package_checker can read to the end"
     return Finding("package/crash", "error", where, expected, why_it_stopped(error), remedy)
 
 
 def why_it_stopped(error: BaseException) -> str:
-    """The reason, in one line. The official tools look up values without asking whether they exist, hence
-    KeyError."""
+    """The reason why a tool stopped with ``error``, in one line. KeyError is frequent, because the official tools
+    look up values without checking that they exist."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error).partition("\n")[0]
     if isinstance(error, KeyError):
         missing = text if text not in ("", "None") else "value that it looks up"
@@ -240,7 +243,7 @@ def why_it_stopped(error: BaseException) -> str:
 
 
 def _messages(message: str, level: int) -> list[str]:
-    """The lines of an error message; of a warning, only lines about the set, not about a log."""
+    """The lines of an error message; of a warning, only a line about the set as a whole."""
     if level < logging.ERROR:
         return [message] if "accepting this under olympic scoring" in message else []
     return (
@@ -251,7 +254,8 @@ def _messages(message: str, level: int) -> list[str]:
 
 
 def _package_finding(message: str, where: str) -> Finding | None:
-    """One message of package_checker or of a checker that it calls; None for messages that only repeat another."""
+    """The finding for one message of package_checker or of a checker that it calls; None for a message that only
+    repeats a different one."""
     message = message.strip()
     if message in ("Seed checker failed", "System description file checker failed"):
         return None
@@ -296,5 +300,6 @@ def _package_finding(message: str, where: str) -> Finding | None:
 
 
 def _log_name(path: str, where: str) -> str:
-    """The log's path in the user's folder; the tools worked on a copy of the set."""
+    """The name of the log in the user's folder, for a ``path`` reported by a tool that worked on a copy of the
+    set."""
     return Path(path).name if where else path

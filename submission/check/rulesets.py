@@ -1,4 +1,4 @@
-"""The MLPerf rules that a set is checked against."""
+"""Selects the MLPerf rules under which a set is checked."""
 
 import re
 from pathlib import Path
@@ -17,12 +17,13 @@ _ROUND = re.compile(r"(?:(hpc|training)_results_)?v(\d+\.\d+)")
 
 
 def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = None) -> str:
-    """The rules of a benchmark by the name in its logs: ``hpc_2.0.0``, ``training_4.0.0``; "" if MLPerf has no
-    rules for it. They need not ``exist``.
+    """The name of the rules, such as ``hpc_2.0.0`` or ``training_4.0.0``, for the benchmark that logs call
+    ``benchmark``; "" if MLPerf has no rules for this benchmark. The official tools may lack these rules (see
+    ``exist``).
 
-    The version is the requested ``ruleset``. Otherwise, it is that of the round whose folder contains ``path``
-    (``training_results_v0.7/<org>/results/…``) or, outside such a folder, HPC 2.0.0, the last that times staging,
-    or the benchmark's last training ruleset.
+    The version is the requested ``ruleset``, if any; otherwise that of the round whose folder contains ``path``
+    (``training_results_v0.7/<org>/results/…``). Outside such a folder, it is HPC 2.0.0, the last version that
+    times staging, or the last training ruleset that includes the benchmark.
     """
     entry = registry.find_logged(benchmark)
     if entry is not None and entry.mlperf_name is None:
@@ -35,19 +36,19 @@ def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = Non
 
 
 def rules_of_run(run: RunDirectory, ruleset: str | None = None) -> str:
-    """The rules that a single run folder is checked against: those of the benchmark in its log."""
+    """The name of the rules under which a single run folder is checked: the rules of the benchmark in its log."""
     logged = run.log.value("submission_benchmark") if run.log else None
     return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset)
 
 
 def exist(rules: str) -> bool:
-    """Whether the official tools have ``rules``. If not, nothing can pass."""
+    """Return whether the official tools have ``rules``. Without them, no set can pass."""
     usage, _, ruleset = rules.partition("_")
     return ruleset in {"hpc": HPC, "training": TRAINING}.get(usage, ())
 
 
 def without_rules(benchmark: str, rules: str) -> str:
-    """A text that says why there are no rules."""
+    """The reason why there are no rules, as text."""
     if not rules:
         return f"MLPerf has no rules for {benchmark}"
     usage, _, ruleset = rules.partition("_")
@@ -56,8 +57,9 @@ def without_rules(benchmark: str, rules: str) -> str:
 
 
 def _round(path: Path) -> tuple[str | None, str | None]:
-    """Usage (hpc or training; None if the folder's name lacks it) and ruleset of the round whose folder contains
-    ``path`` (``<round>/<org>/results/…``); round 0.5 has more levels in between."""
+    """Usage and ruleset of the round whose folder contains ``path`` (``<round>/<org>/results/…``; round 0.5 has
+    more levels in between). The usage is "hpc" or "training", or None if the name of the folder does not state
+    it."""
     parts = path.absolute().parts
     for position in range(len(parts) - 1, 1, -1):
         if parts[position] == "results" and (named := _ROUND.fullmatch(parts[position - 2])):

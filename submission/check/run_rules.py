@@ -1,4 +1,4 @@
-"""Rules for a run folder: its files, and their consistency."""
+"""Rules for run folders: required files, and consistency between the files."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ from mlhpc.submission.result_set import Metric
 
 
 def run_rules(run: RunDirectory, rules: str, metric: Metric) -> Iterator[Finding]:
-    """Findings on a run folder: its files, result, log and configuration compared with each other. Instances of
-    the throughput metric ("weak") may share data staged by one of them."""
+    """Findings on a run folder: missing files, and differences between result, log and configuration. Instances
+    for the throughput metric ("weak") may share data that one instance staged."""
     yield from _files(run)
     if run.result:
         yield from _result_rules(run.result)
@@ -66,9 +66,8 @@ def _result_rules(result: Result) -> Iterator[Finding]:
 
 
 def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Finding]:
-    """Up to round 2.0 the data is initially on the shared file system and copying it to the node is timed
-    (MLPerf HPC training rules); files that an earlier run left in the target were not copied while the clock
-    ran."""
+    """Findings on files that were in the staging target before the run. Up to round 2.0, the data set is initially
+    on the shared file system, and copying it to the nodes is timed (MLPerf HPC training rules)."""
     if result.staging is None or rules == "hpc_3.0.0":
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
@@ -80,7 +79,8 @@ def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Findi
 
 
 def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
-    """result.json is written from the same clock readings as the log, and agrees to a millisecond."""
+    """Findings on differences between result.json and the log, whose times come from the same clock readings and
+    agree to a millisecond."""
     for label, claimed, logged in (
         ("run_stop − run_start", result.time_to_train_s, log.time_to_train_s),
         ("the same without staging", result.time_to_train_without_staging_s, _without_staging(log)),
@@ -140,8 +140,8 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
 
 
 def _division(config: Run) -> Iterator[Finding]:
-    """The closed division requires the reference's data, network and target (MLPerf HPC training rules, section
-    5), which are those of the benchmark's preset ``closed``."""
+    """Findings on a run in the closed division whose data, network or target differ from the reference's, which
+    are those of the benchmark's preset ``closed`` (MLPerf HPC training rules, section 5)."""
     if config.division != "closed":
         return
     try:

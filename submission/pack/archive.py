@@ -1,4 +1,5 @@
-"""The archive of a submission: reproducible byte for byte, and unpacked only if it is complete and intact."""
+"""Writes and unpacks the archive of a submission. The archive is reproducible byte for byte, and is unpacked only
+if it is complete and intact."""
 
 import gzip
 import hashlib
@@ -20,11 +21,12 @@ from mlhpc.quantities import binary_text, count
 NAME = re.compile(r"[\w+-][\w .+-]*")
 """Names of submissions, which become the names of folders."""
 CHECKSUMS = ".sha256"
-"""``<org>.sha256`` next to the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` checks it without this
-suite. It is the first file of the archive."""
+"""Suffix of the file ``<org>.sha256`` next to the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` verifies
+the tree without this suite. It is also the first file of the archive."""
 BLOCK = 2**20
 MOST_PARTS = 20
-"""Maximum number of parts of a path; a submission has seven. Deeper trees could not be removed again."""
+"""Maximum number of components of a path; paths in a submission have seven. Much deeper trees could not be removed
+again."""
 LARGEST_READ = 16 * 2**20
 """Maximum bytes that tarfile reads at once for headers; files are read in blocks."""
 MOST_EXPANSION = 200
@@ -38,8 +40,8 @@ _DAMAGE = (
 
 @contextmanager
 def aside(out: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of ``out``, removed at the end, together with ``out`` if that was
-    created for it and is empty."""
+    """Context manager that yields a temporary folder on the file system of ``out`` and removes it at the end.
+    ``out`` is created if necessary, and removed again if it is then empty."""
     created = [p for p in (out, *out.parents) if not p.exists()]
     with as_user_error(out, "cannot be written", "choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
@@ -54,8 +56,8 @@ def aside(out: Path) -> Iterator[Path]:
 
 
 def write_archive(part: Path, org: str) -> Path:
-    """Write ``<org>.tar.gz`` of the tree and its checksums, with the same bytes for the same tree (sorted, without
-    owners and times)."""
+    """Write the tree and its checksums to ``<org>.tar.gz``. The bytes of the archive depend only on the tree:
+    files are sorted, and owners and times are omitted."""
     files = sorted(p for p in (part / org).rglob("*") if p.is_file())
     names = [p.relative_to(part).as_posix() for p in files]
     sums = "".join(f"{sha256(p)}  {n}\n" for p, n in zip(files, names, strict=True))
@@ -77,11 +79,12 @@ def write_archive(part: Path, org: str) -> Path:
 
 
 def unpack(archive: Path, to: Path) -> Path:
-    """Unpack an archive of :func:`write_archive` into ``to``, and return the tree. Every checksum, including the
-    archive's own, is verified before the tree gets its final name.
+    """Unpack an archive of :func:`write_archive` into ``to``, and return the tree. Every checksum, including that
+    of the archive, is verified before the tree is renamed to its final name.
 
     Raises:
-        UserError: no such archive, a damaged or foreign one, or ``to`` already contains this submission.
+        UserError: there is no such archive, it is damaged or was not written by this suite, or ``to`` already
+            contains this submission.
     """
     if not archive.is_file():
         raise UserError(f"{archive}: no such archive; pass one written by mlhpc pack")
@@ -104,8 +107,8 @@ def unpack(archive: Path, to: Path) -> Path:
 
 
 class _Bounded(io.RawIOBase):
-    """The decompressed archive, for tarfile: raises UserError when it expands too much, OSError for a single large
-    read."""
+    """The decompressed archive as a stream for tarfile. Raises UserError if the archive expands too much, and
+    OSError if a single read is too large."""
 
     def __init__(self, stream: gzip.GzipFile, archive: Path):
         self._stream, self._archive = stream, archive
@@ -189,7 +192,7 @@ def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> 
 
 
 def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
-    """Writes a file of the archive in blocks; returns its SHA-256."""
+    """Write a file from the archive to ``path`` in blocks, and return its SHA-256."""
     stream, digest = tar.extractfile(member), hashlib.sha256()
     with path.open("wb") as file:
         while stream and (block := stream.read(BLOCK)):

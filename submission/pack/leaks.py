@@ -1,8 +1,9 @@
-"""Secrets and names of hosts and people, which a submission should not publish.
+"""Finds secrets and names of hosts and people, which a submission should not publish.
 
-A secret is an error. A name is only a warning, since logs must not be edited, so the submitter decides. The
-patterns of secrets are documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners
-such as detect-secrets; every repetition is bounded, so that the time is linear in the size of the files.
+A secret is an error. A name is only a warning, and the submitter decides, since logs must not be edited. The
+patterns of secrets (prefixes of tokens, PEM and PGP headers) are documented by their issuers and used by scanners
+such as detect-secrets. Every repetition in a pattern is bounded, so that the search time is linear in the size of
+the files.
 """
 
 import codecs
@@ -97,7 +98,7 @@ _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 MOST_UNPACKED = 64 * 2**20
-"""Number of bytes of a compressed file that are searched, after decompression."""
+"""Number of bytes that are searched in a compressed file, counted after decompression."""
 _WORD = re.compile(r"[\w.-]+")
 
 
@@ -110,9 +111,9 @@ class Names:
 
 
 def leaks(root: Path, names: Names) -> list[Finding]:
-    """One finding for every secret or name in the files below ``root`` and in their names, with the first place
-    and the number of others. Python files are not searched for names of hosts and users, because ``n0`` may be a
-    variable there; binary files are searched for secrets only."""
+    """One finding for each secret or name in the files below ``root`` or in the files' paths, with the first place
+    and the number of further places. Python files are not searched for names of hosts and users, because a name
+    such as ``n0`` may be a variable. Binary files are searched only for secrets."""
     places: dict[tuple[str, str], list[str]] = {}
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         name = path.relative_to(root).as_posix()
@@ -129,8 +130,8 @@ def leaks(root: Path, names: Names) -> list[Finding]:
 
 
 def _text(data: bytes) -> tuple[str, bool]:
-    """The text of a file, and whether it is a text file. The text of a binary file is the file without zero bytes,
-    so that a secret in UTF-16 without a byte order mark is found, too."""
+    """The text in ``data``, the content of a file, and whether it is a text file. From a binary file, zero bytes
+    are removed, so that a secret in UTF-16 without a byte order mark is also found."""
     if data.startswith(b"\x1f\x8b"):  # gzip; only the beginning is searched
         with suppress(OSError, EOFError, zlib.error), gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             return _text(file.read(MOST_UNPACKED).removeprefix(b"\x1f\x8b"))
@@ -144,12 +145,13 @@ def _text(data: bytes) -> tuple[str, bool]:
 
 
 def _matches(line: str, names: Names, *, is_text: bool) -> set[tuple[str, str]]:
-    """Pairs (kind, text) of the secrets and names in a line."""
+    """The secrets and names in a line, as pairs (kind, text)."""
     return {match for piece in pieces(line) for match in _in_piece(piece, names, is_text)}
 
 
 def pieces(line: str) -> list[str]:
-    """A line in pieces of at most ``LONGEST`` characters whose overlap is longer than any secret."""
+    """Split a line into pieces of at most ``LONGEST`` characters. The pieces overlap by more than the length of
+    any secret."""
     starts = range(0, max(len(line) - OVERLAP, 1), LONGEST - OVERLAP)
     return [line[start : start + LONGEST] for start in starts]
 

@@ -1,5 +1,5 @@
-"""Rules for packing runs: system description, one configuration per set, MLPerf's target, and the runs'
-sources."""
+"""Rules for packing runs: the system description, a single configuration per set, MLPerf's target, and the sources
+of the runs."""
 
 import getpass
 import socket
@@ -23,12 +23,12 @@ from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 
 
 def runs_of(results: ResultSet) -> list[RunDirectory]:
-    """The run folders of a set, read; empty for bare logs."""
+    """The run folders of a set, each read from disk; empty for a set of bare logs."""
     return [read(run) for run in results.runs]
 
 
 def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The description must state that samples were divided among ranks."""
+    """A finding if samples were divided among ranks but the system description does not say so."""
     configured = [run.config for results in sets for run in runs_of(results) if run.config]
     cuts = [cut for config in configured if prod(cut := getattr(config.training, "spatial", ())) > 1]
     notes = f"{fields.get('hw_notes', '')} {fields.get('sw_notes', '')}"
@@ -41,7 +41,7 @@ def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> I
 def about_system(
     fields: dict[str, Any], path: Path, org: str, sets: Sequence[ResultSet]
 ) -> Iterator[Finding]:
-    """Findings on missing fields of the description, and on differences between it and the logs."""
+    """Findings on missing fields of the system description, and on differences between description and logs."""
 
     def finding(severity: Severity, expected: str, actual: str, remedy: str) -> Finding:
         return Finding("pack/system", severity, path.name, expected, actual, remedy)
@@ -77,8 +77,8 @@ def about_system(
 
 
 def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """All runs of a set must have the same ``config.toml``. The check of the set compares the settings in the
-    logs."""
+    """Findings on runs of a set with different ``config.toml`` files. (``check_set`` compares only the settings in
+    the logs.)"""
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
         if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
@@ -88,7 +88,8 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
-    """The runs of a set must read data in the same format; a lossy format is reported to the reviewer."""
+    """Findings on runs of a set that read data in different formats, and a warning for the reviewer about a lossy
+    format."""
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "all runs of a score must read the same data set: pack the others separately"
@@ -102,8 +103,8 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
-    """A submission must have the official target, which the official checker does not require in the open division
-    of some benchmarks."""
+    """A finding on runs that do not have the official target. A submission requires it, although the official
+    checker does not in the open division of some benchmarks."""
     rules = score_rules(results.benchmark)
     if has_own_target(results) and results.target and rules:
         official = rules[0]
@@ -121,7 +122,7 @@ def _first_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The packed sources must be the ones that the runs used."""
+    """A finding if the packed sources are not those that the runs used."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.commit) for env in envs})
@@ -143,7 +144,8 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, with those that several runs share reported only once, for the first run."""
+    """The findings, with equal findings on several runs merged into one, which names the first place and the
+    number of further places."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

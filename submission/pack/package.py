@@ -1,4 +1,4 @@
-"""Packs runs into the official tree of a submission.
+"""Packs runs into a submission tree with the official layout.
 
 Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
 
@@ -8,8 +8,8 @@ Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
     <org>/results/<system>/weak/<benchmark>/pruned_results/…            HPC, throughput
     <org>/results/<system>/resnet/result_<i>.txt                        Training
 
-Runs are only read. The tree is built in a temporary folder, checked there (every run, every set with the official
-package checker, names and secrets), and renamed to its final name if there are no errors.
+Run folders are not modified. The tree is built in a temporary folder, checked (every run, every set with the
+official package checker, names and secrets), and renamed to its final name if there are no errors.
 """
 
 import json
@@ -49,7 +49,7 @@ from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
 LONGEST_NAME = 120
-"""Maximum bytes of a name that becomes the name of a folder and part of a file name; file systems allow 255."""
+"""Maximum bytes of a name that is used as the name of a folder and in a file name; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ def pack(
 ) -> Packed:
     """Pack ``paths`` (run folders, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
 
-    Instances of the throughput metric are the runs in ``weak`` and those of throughput campaigns. The ones in
-    ``prune``, and all but the first with the same seed, go to ``pruned_results``, except those that did not
-    converge: they are left out, since pruned logs must comply (MLPerf HPC training rules 3.0, "Throughput"). On
-    errors nothing is written, unless ``despite_errors``.
+    Instances for the throughput metric are the runs in ``weak`` and the runs of throughput campaigns. Instances in
+    ``prune``, and all but the first instance with the same seed, are put into ``pruned_results``; instances that
+    did not converge are left out, since pruned logs must comply (MLPerf HPC training rules 3.0, "Throughput"). If
+    there are errors, nothing is written, unless ``despite_errors``.
 
     Raises:
-        UserError: a path has no run, ``out`` already contains this submission, or HPC and Training are mixed.
+        UserError: a path contains no run, ``out`` already contains this submission, or HPC and Training are mixed.
     """
     _require_request(org, out, ruleset)
     fields = read(system_file)
@@ -131,7 +131,7 @@ def _require_request(org: str, out: Path, ruleset: str | None) -> None:
 
 
 def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
-    """The sets to pack from everything in ``paths`` and ``weak``, one per benchmark and metric."""
+    """The sets to pack, one per benchmark and metric, made of all runs in ``paths`` and ``weak``."""
     groups: dict[tuple[str, Metric], list[ResultSet]] = {}
     sources: dict[Path, Path] = {}
     for path in (*paths, *weak):
@@ -150,7 +150,7 @@ def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
 
 
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
-    """Several sets as one. Raises UserError for a mixture of run folders and bare logs."""
+    """Combine several sets into one. Raises UserError for a mixture of run folders and bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
         raise UserError(f"{sets[0].path}: run folders and log files cannot be packed together")
     return replace(
@@ -166,7 +166,7 @@ def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
 def _throughput_chosen(
     sets: Sequence[ResultSet], prune: Sequence[Path]
 ) -> tuple[list[ResultSet], list[Finding]]:
-    """The sets with their pruned instances separated, and findings on the instances that are left out."""
+    """The sets with pruned instances separated from the others, and findings on instances that are left out."""
     pruned = {path.resolve() for path in prune}
     packed = {p.resolve() for results in sets for p in (*results.log_paths, *results.runs)}
     if pruned - packed:
@@ -219,7 +219,8 @@ def _require_name(org: str) -> None:
 
 
 def _system_name(fields: dict[str, Any], path: Path) -> str:
-    """The folder of a system: its name, with ``_`` for characters that a folder name cannot have."""
+    """The folder name of a system: its name, with ``_`` instead of characters that are not allowed in a folder
+    name."""
     name = re.sub(r"[^\w.+-]+", "_", str(fields.get("system_name", "")).strip()).strip("._")
     if not name:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
@@ -269,7 +270,7 @@ def _build(
 
 
 def _scored(results: ResultSet) -> str:
-    """The set in one line, with its score or the reason why it has none."""
+    """A line about the set, with its score or the reason why there is none."""
     kept, left = len(results.log_paths), len(results.pruned_paths)
     head = f"{results.benchmark} {results.metric}: {count(kept, 'result')}" + (
         f", {left} pruned" if left else ""

@@ -1,8 +1,9 @@
-"""Compares many sets of runs, from run folders, campaigns and submission trees, including other people's.
+"""Compares many sets of runs, from run folders, campaigns and submission trees, including those of other
+submitters.
 
-The analysis is that of Farrell et al. 2021, section 4.1: time to solution broken down, staging against
-computing, throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a
-figure.
+The analysis is that of Farrell et al. 2021, section 4.1: the breakdown of the time to solution, staging compared
+with computing, throughput scaling and epoch scaling. Only sets of the same problem (benchmark, samples, preset)
+share a chart.
 """
 
 import math
@@ -25,13 +26,14 @@ from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 
 DETAILED = 150
-"""Maximum number of sets shown in the plots and predicted from the others; the tables contain all."""
+"""Maximum number of sets that are shown in plots and predicted from the remaining sets; the tables contain all
+sets."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A prediction for one submitter's machine in one division. ``measured_min``: the time measured at this
-    configuration, if any, which the prediction does not use."""
+    """A prediction for the machine of one submitter in one division. ``measured_min``: the time in minutes that
+    was measured for the same configuration, if any; the prediction does not use it."""
 
     problem: tuple[str, int | None, int | None, str, bool]
     org: str
@@ -45,7 +47,8 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The measured sets and predictions. ``problems``: the findings about each set, with the set's path."""
+    """A comparison: measured sets and predictions. ``problems``: findings on the sets, each with the path of its
+    set."""
 
     entries: tuple[Entry, ...]
     predictions: tuple[Predicted, ...]
@@ -58,15 +61,15 @@ class Comparison:
         groups: dict[tuple[object, ...], list[Entry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.problem, []).append(entry)
-        # Official data first: small presets never come before it.
+        # Official data sets come first, before small presets.
         return sorted(groups.values(), key=lambda g: (g[0].official is not True, g[0].benchmark))
 
 
 def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()) -> Comparison:
     """Measure every set of runs below ``paths``. Nothing is written.
 
-    ``configurations``: configurations to predict, (compute units, global batch size); without a batch size,
-    the batch size per unit is that of the nearest set.
+    ``configurations``: pairs (compute units, global batch size) to predict; without a batch size, the batch size
+    per unit of the nearest set is used.
 
     Raises:
         UserError: a path does not exist or contains no logs.
@@ -96,8 +99,9 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
 
 
 def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, with a note on those that share logs with an earlier one of the same benchmark. An entry that
-    shares most of its logs is a copy: republished sets are not independent measurements."""
+    """The entries, with a note on each entry that shares logs with an earlier entry of the same benchmark. An
+    entry that shares most of its logs is marked as a copy, since republished sets are not independent
+    measurements."""
     checked: list[Entry] = []
     for entry in entries:
         shared = [
@@ -119,8 +123,9 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
 def _predictions(
     entries: Sequence[Entry], configurations: Sequence[tuple[int, int | None]]
 ) -> Iterator[Predicted]:
-    """For every machine and division, the requested ``configurations``, or else half and twice the measured sizes;
-    then each of the first ``DETAILED`` measured sets of a problem, predicted from the others."""
+    """Yield predictions for every machine and division: for the requested ``configurations`` or, without any, for
+    half and twice the measured sizes; then for each of the first ``DETAILED`` measured sets of a problem, based on
+    the remaining sets."""
     measured_sets = [(e, m) for e in entries if (m := e.measured)]
     groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
     for entry, measured in measured_sets:
@@ -147,8 +152,9 @@ def _predictions(
 
 
 def references(entry: Entry) -> list[Point]:
-    """The reference implementation's epochs to target by batch size (reference convergence points), if ``entry``
-    trains on the reference's data set; of several points at one batch size, the one with the fewest epochs."""
+    """The reference convergence points: the reference implementation's epochs to target by batch size; empty
+    unless ``entry`` trains on the reference's data set. Of several points with the same batch size, only the one
+    with the fewest epochs is returned."""
     name = registry.our_name(entry.benchmark)
     if name not in registry.benchmarks() or "closed" not in load.presets(name):
         return []
@@ -178,7 +184,7 @@ def _predicted(
 ) -> Iterator[Predicted]:
     machine = [(e, m) for e, m in system if e is not without]
     convergence = [Point(m.batch, m.epochs, e.letter) for e, m in division if e is not without]
-    # Reference points provide batch sizes missing in the sets.
+    # Reference points are used for batch sizes that no set has.
     sizes = {point.size for point in convergence}
     convergence += [point for point in reference_epochs if point.size not in sizes]
     prediction = predict(units, batch, [m for _, m in machine], convergence)
@@ -194,7 +200,7 @@ def _predicted(
 
 
 def letter(n: int) -> str:
-    """The letters that name the sets 0, 1, …: A, B, …, Z, AA, AB, …"""
+    """The letter, or letters, that name the set with index ``n``, counted from 0: A, B, …, Z, AA, AB, …"""
     name = ""
     n += 1
     while n:

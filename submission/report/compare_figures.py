@@ -1,8 +1,7 @@
-"""Figures 1 and 2 of Farrell et al. 2021: the time to solution of each set by part, and its scaling.
+"""Charts like figures 1 and 2 of Farrell et al. 2021: the time to solution of each set by part, and how it scales.
 
-Figure 2 has four plots with logarithmic axes, shared along rows and columns: from the number of units to the batch
-size (a) and from there to the epochs (b); from the units to the epoch rate (c) and from there to the resulting
-time (d).
+Figure 2 has four plots with logarithmic axes, shared along rows and columns: batch size over number of units (a)
+and over epochs (b); epoch rate over number of units (c) and over epochs, which shows the resulting time (d).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +22,17 @@ from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
 
 BARS = 24
-"""Maximum number of sets in one bar chart; the others are only in the table."""
+"""Maximum number of sets in a bar chart; further sets are only in the table."""
 _LABELS = {key: PARTS[key][0] for key in ("staging", "first_epoch_excess", "training", "evaluation", "rest")}
 _WHISKERS = "bars: ± standard deviation"
 _LETTERS = 8
 """Maximum number of letters in the label of overlapping marks."""
 _NEAR = 0.05
-"""Marks closer than this share of both axes get a common label."""
+"""Marks that are closer than this fraction of both axes share a label."""
 
 
 def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
-    """Figure 1 of Farrell et al. 2021, in minutes and as shares."""
+    """A chart like figure 1 of Farrell et al. 2021, in minutes and as fractions of the total."""
     drawn = shown[:BARS]
     unit, scale = time_unit(max(e.total_s for e in drawn))
     sets = [
@@ -68,8 +67,8 @@ def _table(shown: Sequence[Entry]) -> Table:
 
 
 def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
-    """Figure 2: epoch scaling and throughput scaling, connected by the batch size; None if no set of
-    ``group`` has all quantities."""
+    """Charts like figure 2 of Farrell et al. 2021: epoch scaling and throughput scaling, which share the axis of
+    the batch size; None if no set in ``group`` has all quantities."""
     measured = [(e, m) for e in group if (m := e.measured)][:DETAILED]
     if not measured:
         return None
@@ -107,7 +106,7 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
         title: str, note: str, x: tuple[str, LogAxis], y: tuple[str, LogAxis], under: list[alt.Chart],
         reference: Sequence[dict[str, Any]] = (),
     ) -> Figure:  # fmt: skip
-        """One of the four plots. ``x`` and ``y``: the key of a set's value, and its axis."""
+        """One of the four plots. ``x`` and ``y``: the key of the value to plot, and the axis."""
         rows = [{**row, "x": row[x[0]], "y": row[y[0]]} for row in [*sets, *reference]]
         own, grey = rows[: len(sets)], rows[len(sets) :]
         for row in own:
@@ -156,7 +155,8 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
 
 
 def _marked(entry: Entry) -> dict[str, Any]:
-    """The fields of a set's mark that are the same in all planes; ``series`` is the line of its machine."""
+    """The fields of a set's mark that are the same in all four plots. ``series``: the line to which the mark
+    belongs, one per machine."""
     org, _, model = entry.line
     says = f"{entry.letter} {entry.name}: {entry.made_from}"
     return {
@@ -168,7 +168,8 @@ def _marked(entry: Entry) -> dict[str, Any]:
 
 
 def _labels(rows: Sequence[dict[str, Any]], x: LogAxis, y: LogAxis) -> list[dict[str, Any]]:
-    """Letters at their marks; overlapping marks share one label with a few letters."""
+    """The labels of the marks, which are the letters of the sets; overlapping marks share a label with at most a
+    few letters."""
     labels: list[tuple[tuple[float, float], dict[str, Any], list[str]]] = []
     for row in rows:
         at = x.fraction(row["x"]), y.fraction(row["y"])
@@ -181,14 +182,16 @@ def _labels(rows: Sequence[dict[str, Any]], x: LogAxis, y: LogAxis) -> list[dict
 
 
 def _whisker(spread: Spread | None) -> dict[str, float]:
-    """Mean ± standard deviation, if there are enough runs; above 0, because the axis is logarithmic."""
+    """The ends of a whisker at mean ± standard deviation, if there are enough runs; the lower end is kept above 0,
+    because the axis is logarithmic."""
     if not spread or not spread.has_interval or not spread.sd:
         return {}
     return {"x_low": max(spread.mean - spread.sd, spread.mean / 10), "x_high": spread.mean + spread.sd}
 
 
 def _times(minutes: Sequence[float]) -> list[tuple[float, str]]:
-    """Lines of equal time around the measured ``minutes``: rate = epochs / time."""
+    """Lines of equal time, for round times near the measured ``minutes``: for each line, the ratio of epoch rate
+    (epochs per hour) to epochs, and a label."""
     rounds = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 2880, 7200)
     near = [m for m in rounds if min(minutes) / 2.5 <= m <= max(minutes) * 2.5]
     return [(60 / m, seconds_text(60 * m)) for m in near]

@@ -1,6 +1,6 @@
-"""The comparison of many runs as one self-contained HTML page, after Farrell et al. 2021: figures 1 and 2,
-tables 5 and 6, and the prediction of section 4.1.2. ``templates/comparison.html`` has the order of the
-sections and their text."""
+"""The comparison of many runs as one self-contained HTML page, after Farrell et al. 2021: figures 1 and 2, tables
+5 and 6, and the prediction of section 4.1.2. The order and text of the sections are in
+``templates/comparison.html``."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from mlhpc.submission.score.score import Weak
 
 
 def page(comparison: Comparison) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     sets, logs = len(comparison.entries), sum(e.logs for e in comparison.entries)
     return render(
         template="mlhpc.submission.report:comparison.html",
@@ -38,7 +38,8 @@ def page(comparison: Comparison) -> str:
 
 
 def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
-    """The blocks of each section of a chapter, None if it is omitted, and the values in its text."""
+    """The contents of the chapter on one problem, for the template: the blocks of each section (None for an
+    omitted section), and the values in the text."""
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]
@@ -108,7 +109,7 @@ def _without_staging(entry: Entry) -> float | None:
 
 
 def _staging(shown: Sequence[Entry]) -> Table:
-    """Table 5."""
+    """A table like table 5 of Farrell et al. 2021, on staging."""
 
     def timed(entry: Entry) -> bool:
         return entry.staged == IN_CLOCK and entry.staging_s is not None
@@ -129,7 +130,7 @@ def _staging(shown: Sequence[Entry]) -> Table:
 
 
 def _scaling(shown: Sequence[Entry]) -> Table:
-    """Table 6, with speed-up and efficiency."""
+    """A table like table 6 of Farrell et al. 2021, with speed-up and efficiency."""
     relative = {e.letter: _speedup(e, shown) for e in shown}
 
     def epochs(entry: Entry) -> Cell | str:
@@ -156,7 +157,7 @@ def _scaling(shown: Sequence[Entry]) -> Table:
 
 
 def _energy(shown: Sequence[Entry]) -> Table:
-    """Joules and the corresponding time, by kind of counter."""
+    """A table of joules and the corresponding time, by kind of counter."""
 
     def kilojoules(kind: str, entry: Entry) -> Cell:
         if kind in entry.joules and entry.joules[kind] is None:
@@ -235,7 +236,7 @@ def _units(entry: Entry) -> str:
 
 
 def _mean(value: Spread | None, by: float = 1.0) -> Cell:
-    """Mean and deviation divided by ``by``, as text: ``26.42 ± 0.69``. Both have the same number of decimals."""
+    """Mean and standard deviation, divided by ``by``, as text with equal numbers of decimals: ``26.42 ± 0.69``."""
     if value is None:
         return Cell()
     mean = value.mean / by

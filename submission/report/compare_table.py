@@ -1,4 +1,4 @@
-"""A comparison of many runs as tables in the terminal."""
+"""Prints a comparison of many runs as tables in the terminal."""
 
 from collections.abc import Callable
 
@@ -59,12 +59,12 @@ _PREDICTED: dict[str, Callable[[Predicted], str]] = {
 
 
 def text(value: object, style: str = "") -> Text:
-    """Text from a log or a file, without markup or terminal escapes."""
+    """Untrusted text from a log or a file as a rich Text, without markup or terminal escapes."""
     return Text(printable(value), style=style)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print a table for each problem, then predictions and problems."""
+    """Print the tables of each problem (benchmark and data set), then predictions and findings."""
     for group in comparison.by_problem:
         console.print(text(group[0].title, "bold"))
         if group[0].official is False:
@@ -90,7 +90,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _print_problems(comparison: Comparison, console: Console) -> None:
-    """The first few findings about the sets, one per line."""
+    """Print the first few findings on the sets, one per line."""
     problems = comparison.problems
     if problems:
         console.print(Text(f"{count(len(problems), 'finding')} about the sets:"))

@@ -23,14 +23,14 @@ OVER_UNKNOWN = "all runs that ended normally; their target is not known"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
-"""Where a set's staging records are: after run_start (MLPerf HPC up to round 2.0 times staging), before it (from
-round 3.0 on the score excludes staging), or missing."""
+"""Where the staging records of a set are: after run_start (MLPerf HPC up to round 2.0 times staging), before
+run_start (from round 3.0 on, the score excludes staging), or missing."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One measured run. ``epochs``: number of epochs begun before the evaluation that met the target, or of all if
-    none did. ``energy``: by kind of counter; empty for logs of other programs."""
+    """One measured run. ``epochs``: number of epochs begun before the evaluation that met the target; all epochs
+    if the target was not met. ``energy``: by kind of counter; empty for logs of other programs."""
 
     phases: Phases
     epochs: int
@@ -44,9 +44,10 @@ class Entry:
     ``letter`` names the set in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine``: the
     unit's model. ``runs`` are those used for the measurements, and ``over`` describes them. ``official``: whether
     the sample counts are those of a published data set; None if unknown. ``data_set``: the (training, evaluation)
-    samples of that published data set, or else those logged. ``scale``: compute units of one run. ``aborted``:
-    number of runs that were terminated or never ended. ``staged``: where the staging records are. ``log_ids``
-    identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with the same logs.
+    samples of that published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
+    ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
+    or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
+    set with the same logs.
     """
 
     letter: str
@@ -87,8 +88,8 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The problem: benchmark, size of the data set, the preset unless the data set is official, and whether
-        some epochs trained on coarser samples."""
+        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), and
+        whether some epochs used coarser samples."""
         samples = f"{whole(self.data_set[0])} training samples" if self.data_set[0] else ""
         preset = f"preset {self.problem[3]}" if self.problem[3] else ""
         coarse = "some epochs on coarser samples" if self.coarse else ""
@@ -96,7 +97,7 @@ class Entry:
 
     @property
     def made_from(self) -> str:
-        """Division, and number and kind of the measured runs, shown with every figure."""
+        """The division, and the number and kind of the measured runs, as shown with every chart."""
         runs = count(len(self.runs), "run" if self.metric == "strong" else "throughput instance")
         over = "" if self.over == OVER_SCORED or not self.runs else f": {self.over}"
         return f"{self.division}, {runs}{over}"
@@ -108,33 +109,36 @@ class Entry:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the set is closed, as far as is known; always false without an official data set."""
+        """Whether the set belongs to the closed division, as far as is known; always False without an official
+        data set."""
         return self.division == "closed" and self.official is True
 
     @property
     def is_closed_score(self) -> bool:
-        """Whether the set is closed and has a score."""
+        """Whether the set belongs to the closed division and has a score."""
         return self.is_closed and self.score is not None and self.score.minutes is not None
 
     @property
     def problem(self) -> tuple[str, int | None, int | None, str, bool]:
-        """The key of the problem; sets of the same problem may share a figure."""
+        """A key that identifies the problem (benchmark, data set and, unless the data set is official, preset).
+        Sets of the same problem may share a chart."""
         own = "" if self.official or self.preset is None else self.preset
         return self.benchmark, *self.data_set, own, self.coarse
 
     @cached_property
     def line(self) -> tuple[str, str, str]:
-        """The key of one submitter's machine, whose sets throughput scaling connects."""
+        """The key of a submitter's machine; the sets of a machine are connected in charts of throughput
+        scaling."""
         return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
 
     @cached_property
     def time_s(self) -> Spread | None:
-        """Time of the runs in seconds."""
+        """The spread of the runs' total times in seconds."""
         return spread(r.phases.total for r in self.runs)
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """Mean seconds of each part; they add up to the mean time."""
+        """Mean seconds of each part; the parts add up to the mean total time."""
         parts = [r.phases.parts() for r in self.runs]
         return {key: statistics.fmean(p[key] for p in parts) for key in parts[0]} if parts else {}
 
@@ -145,7 +149,7 @@ class Entry:
 
     @property
     def epochs(self) -> Spread | None:
-        """Number of epochs of the runs."""
+        """The spread of the runs' numbers of epochs."""
         return spread(r.epochs for r in self.runs if r.epochs)
 
     @property
@@ -155,13 +159,13 @@ class Entry:
 
     @property
     def steady_epoch_s(self) -> Spread | None:
-        """T_epoch without the first epoch's excess: training and evaluation time divided by the number of
+        """T_epoch without the first epoch's excess: time of training and evaluation divided by the number of
         epochs."""
         return spread(_steady(r.phases) for r in self.runs)
 
     @property
     def staging_s(self) -> Spread | None:
-        """Staging time of the runs in seconds."""
+        """The spread of the runs' staging times in seconds."""
         return spread(r.phases.staging for r in self.runs)
 
     @property
@@ -171,13 +175,13 @@ class Entry:
 
     @property
     def staging_in_epochs(self) -> Spread | None:
-        """T_staging / T_epoch: the epochs that could be trained during staging, called compute-to-staging
-        throughput ratio in Farrell et al. 2021, Table 5."""
+        """T_staging / T_epoch: the number of epochs that could be trained during staging. Farrell et al. 2021,
+        Table 5, call this the compute-to-staging throughput ratio."""
         return spread(r.phases.staging / r.phases.epoch_s if r.phases.epoch_s else None for r in self.runs)
 
     @property
     def staging_and_excess_in_epochs(self) -> Spread | None:
-        """``staging_in_epochs``, with the first epoch's excess counted as staging instead of as part of an
+        """Like ``staging_in_epochs``, but the first epoch's excess counts as staging instead of as part of an
         epoch."""
         return spread(
             (r.phases.staging + r.phases.first_epoch_excess) / steady
@@ -190,14 +194,15 @@ class Entry:
 
     @property
     def train_rate(self) -> Spread | None:
-        """Training samples per second and unit."""
+        """Training samples per second per compute unit."""
         if not self.scale:
             return None
         return spread(rate / self.scale if (rate := r.phases.train_rate) else None for r in self.runs)
 
     @property
     def eval_rate(self) -> Spread | None:
-        """Evaluation samples per second and unit: the whole evaluation set divided by the mean evaluation time."""
+        """Evaluation samples per second per compute unit: the size of the evaluation set divided by the mean time
+        of an evaluation."""
         if not (self.scale and self.eval_samples):
             return None
         times = [statistics.fmean(r.phases.evaluations) for r in self.runs if r.phases.evaluations]
@@ -210,7 +215,8 @@ class Entry:
 
     @property
     def joules(self) -> dict[str, Spread | None]:
-        """Energy in joules by kind of counter, over the runs with complete figures; None if there are none."""
+        """Energy in joules by kind of counter, over the runs without missing counters; None if there are no such
+        runs."""
         kinds = measured_in(r.energy for r in self.runs)
         return {
             kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds
@@ -218,7 +224,7 @@ class Entry:
 
     @property
     def measured(self) -> Measured | None:
-        """The quantities for the scaling model; None if the logs lack one."""
+        """The input of the scaling model; None if the logs do not contain all of it."""
         epochs, epoch_s = self.epochs, self.steady_epoch_s
         staging = spread(r.phases.staging + (r.phases.first_epoch_excess or 0.0) for r in self.runs)
         rest = spread(r.phases.rest for r in self.runs)
@@ -238,5 +244,5 @@ class Entry:
 
 
 def _steady(phases: Phases) -> float | None:
-    """Seconds of an epoch without the excess of the first."""
+    """Seconds per epoch without the excess of the first epoch."""
     return (phases.training + phases.evaluation) / len(phases.epochs) if phases.epochs else None

@@ -1,5 +1,5 @@
-"""Measures sets of runs from their logs, their system description and the files next to the logs. A set whose logs
-differ in configuration is split, because an entry has a single configuration.
+"""Measures sets of runs from their logs, their system descriptions and the files next to the logs. A set whose
+logs have different configurations is split, because each entry has a single configuration.
 """
 
 import math
@@ -35,7 +35,7 @@ from mlhpc.submission.score.set_score import target_of
 
 
 def entries_of(results: ResultSet) -> list[Entry]:
-    """One entry for every configuration in the set."""
+    """The entries of a set, one per configuration."""
     keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_ranks",
             "train_samples", "submission_benchmark", "submission_division", "resumed"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
@@ -114,7 +114,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
 def _scored(
     results: ResultSet, benchmark: str, logs: list[Log], split: bool
 ) -> tuple[Target | None, Strong | Weak | None]:
-    """The target of the benchmark and the score of ``logs``, each None if there is none."""
+    """The target of the benchmark and the score of ``logs``; both None for a benchmark without a target."""
     target, runs_needed = target_of(replace(results, benchmark=benchmark)) or (None, 0)
     if target is None:
         return None, None
@@ -125,8 +125,8 @@ def _scored(
 
 
 def _is_aborted(log: Log) -> bool:
-    """Whether a run was terminated: it has no run_stop, or is a run of this suite with status aborted. In other
-    logs "aborted" is the status of any run that missed its target."""
+    """Return whether a run was terminated: its log has no run_stop, or it is a run of this suite with status
+    "aborted". In logs of other programs, "aborted" is the status of any run that missed its target."""
     stop = log.first("run_stop")
     return stop is None or (log.path.name == "run.log" and stop.metadata.get("status") == "aborted")
 
@@ -140,7 +140,7 @@ def _staged(log: Log) -> str:
 
 
 def _log_id(log: Log) -> tuple[float, float] | None:
-    """Start and stop in milliseconds since 1970. Logs with equal values belong to the same run."""
+    """The start and stop times of a log's run in milliseconds since 1970, which identify the run."""
     run = log.run
     return (run.start_ms, run.stop_ms) if run else None
 
@@ -172,7 +172,8 @@ def _epochs_to_target(log: Log, parts: Phases, target: Target | None) -> int:
 
 
 def _division(logged: Any, described: Any) -> tuple[str, str]:
-    """The division, and a note if it is in doubt. If log and description differ, the less strict one counts."""
+    """The division, and a note if it is in doubt. If log and system description differ, the less strict division
+    counts."""
     stated = [str(v).lower() for v in (described, logged) if v]
     if len(set(stated)) < 2:
         return (stated or ["not stated"])[0], ""
@@ -180,7 +181,7 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 
 def _own_run(log: Log) -> tuple[Result | None, Environment]:
-    """The result and environment in the run folder, if the log is of this suite."""
+    """The result and environment in the run folder, if the log was written by this suite."""
     result, env = None, Environment()
     if log.path.name == "run.log":
         with suppress(OSError, ValueError):
@@ -193,9 +194,9 @@ def _own_run(log: Log) -> tuple[Result | None, Environment]:
 def _units(
     log: Log, description: dict[str, Any], result: Result | None, env: Environment
 ) -> tuple[str, str, int | None, int | None]:
-    """The compute units of one run: kind, model, count, and nodes. The log describes the run, the system
-    description the machine, which may be larger. On nodes without accelerators, processors are counted, as in
-    Farrell et al. 2021."""
+    """The compute units of one run: kind, model, number of units, and number of nodes. The log describes the run;
+    the system description describes the machine, which may be larger. On nodes without accelerators, processors
+    are counted, as in Farrell et al. 2021."""
     nodes = _count(log.value("number_of_nodes")) or _count(description.get("number_of_nodes"))
     logged = log.value("accelerators_per_node")
     each = _count(logged if logged is not None else description.get("accelerators_per_node"))
@@ -216,7 +217,8 @@ def _units(
 def _shared(
     result_set: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
 ) -> tuple[int | None, int | None, str]:
-    """Units and nodes of one instance, and a note if the logs state the whole system's instead."""
+    """The numbers of units and nodes of one instance, and a note if the logs state those of the whole system
+    instead."""
     logged, total = instance_scale(logs[0]), result_set.total_scale
     if logged is None or total is None:
         return scale, nodes, ""
@@ -230,7 +232,7 @@ def _shared(
 
 @cache
 def _official_sizes() -> dict[str, set[tuple[int, int]]]:
-    """(training, evaluation) samples of the published data sets, by benchmark."""
+    """The numbers of (training, evaluation) samples of the published data sets, by benchmark."""
     sizes: dict[str, set[tuple[int, int]]] = {}
     for benchmark in registry.benchmarks():
         for preset in load.presets(benchmark):
@@ -243,8 +245,9 @@ def _official_sizes() -> dict[str, set[tuple[int, int]]]:
 def _official_data(
     benchmark: str, train: int | None, evaluate: int | None, batch: int | None
 ) -> tuple[bool | None, tuple[int | None, int | None]]:
-    """Whether the sample counts are those of a published data set (None if unknown), and that data set's counts,
-    or else those passed. Some submitters log only the samples of whole batches, up to one global batch fewer."""
+    """Return whether the sample counts are those of a published data set (None if unknown), and the counts of that
+    data set or, without one, the counts passed. Some submitters log only samples in whole batches, so counts may
+    be lower by less than one global batch."""
     sizes = _official_sizes()
     published = sizes.get(registry.our_name(benchmark))
     if published is None or train is None:
@@ -257,7 +260,8 @@ def _official_data(
 
 
 def _count(value: Any) -> int | None:
-    """A positive whole number, possibly written as text; None for anything else, or if unrealistically large."""
+    """``value`` as a positive whole number, also if it is written as text; None for any other value and for
+    unrealistically large numbers."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

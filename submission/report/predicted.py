@@ -1,4 +1,4 @@
-"""Predicted and measured values of each part of a run, their ratio, and what limits training."""
+"""Predicted and measured times of each part of a run, their ratio, and the limiting factor of training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +18,13 @@ from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.report.summary import parts
 
 _SLOWED = 0.05
-"""Share of data wait in the training time above which the input path is reported as the limit."""
+"""Fraction of data wait in the training time above which the report names the input path as the limit."""
 
 
 @dataclass(frozen=True)
 class PredictedPart:
-    """Seconds of one part of a run: measured (None if it is not known), and predicted with its interval (None
-    without a model)."""
+    """One part of a run in seconds: the measured time (None if it is not known), and the predicted time with its
+    interval (None if there is no model)."""
 
     label: str
     measured: float | None
@@ -51,7 +51,7 @@ class Beside:
 
     @property
     def words(self) -> str:
-        """The measured and the predicted total as text."""
+        """Sentences about what limits training according to the measurement and to the prediction."""
         return f"Measured: {self.measured}. Predicted: {self.predicted}."
 
 
@@ -79,8 +79,8 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
 
 
 def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict[str, Triple]:
-    """The prediction by part, for the epochs that were trained. ``apart``: the first epoch's excess is a separate
-    part, not contained in the measured waits and steps."""
+    """The prediction by part, for the epochs that were trained. ``apart``: whether the measurement has the first
+    epoch's excess as a separate part, not contained in waits and steps."""
     trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / p.batch
     spread = [end / p.step_s.value for end in p.step_s.ends]
     evaluations = sum(1 for e in result.epochs if e.eval_s)
@@ -129,7 +129,7 @@ def _measured_words(run: RunDirectory) -> str:
 
 
 def predicted_table(comparison: Beside) -> Table:
-    """The parts of the time, measured and predicted."""
+    """A table of the parts of a run's time, measured and predicted."""
 
     def interval(part: PredictedPart) -> str:
         if not part.predicted:
@@ -153,7 +153,7 @@ def predicted_table(comparison: Beside) -> Table:
 
 
 def what_if_table(answer: WhatIf) -> Table:
-    """The parts of the time, as measured and recomputed."""
+    """A table of the parts of a run's time, measured and recomputed with a change."""
     columns = (answer.measured, *answer.cases)
     keys = [key for key in PARTS if key in answer.measured.parts]
     rows = [(PARTS[key][0], [column.parts[key] for column in columns]) for key in keys]

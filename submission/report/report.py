@@ -1,4 +1,4 @@
-"""``mlhpc report``: one run, or a comparison of many, as a table in the terminal and as one HTML page."""
+"""``mlhpc report``: shows one run, or a comparison of many, as tables in the terminal and as one HTML page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,11 +53,12 @@ def report_on(
     change: Change | None = None,
 ) -> Path | None:
     """For one run folder, :func:`report`; otherwise a comparison of all sets of runs below ``paths``, printed and,
-    if ``out`` is given, written to it. ``configurations``: what to predict, as (compute units, global batch size
-    or None). For a single run, ``machine`` is the machine to predict it on, and ``change`` the change to recompute
-    it with.
+    if ``out`` is set, written to that file. ``configurations``: the configurations to predict, as pairs (compute
+    units, global batch size or None). For a single run, ``machine`` is the machine for which to predict the run,
+    and ``change`` a change for which to recompute its time.
 
-    Returns the path of the page; None if none was written. The page is written even if the output is closed early.
+    Returns the path of the page; None if none was written. The page of a single run is written even if the
+    terminal output is closed early.
 
     Raises:
         UserError: there are no runs; the page cannot be written, already exists, or would be among the
@@ -90,9 +91,10 @@ def report(
     machine: str | None = None,
     change: Change | None = None,
 ) -> Path:
-    """Prints a run, writes its page to ``out`` (``report.html`` in its folder), and returns the path.
+    """Print a run, write its page to ``out`` (default: ``report.html`` in the run's folder), and return the path
+    of the page.
 
-    A run that was resumed, did not meet its target or does not pass its check gets no score.
+    A run that was resumed, missed its target or does not pass the check gets no score.
 
     Raises:
         UserError: ``run_dir`` is not a run folder, or the page cannot be written.
@@ -111,7 +113,7 @@ def report(
         if predicted:
             _print_predicted(predicted, console)
         console.file.flush()  # print first: drawing the page takes seconds
-    finally:  # even if nobody reads the output
+    finally:  # even if the terminal output was closed
         write(out, page(run, findings, ruleset, predicted, changed))
     return out
 

@@ -1,4 +1,4 @@
-"""The charts of a run's page: breakdown of time, learning curves, and rates."""
+"""The charts on the page of a run: breakdown of time, learning curves, and rates."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ from mlhpc.submission.report.summary import Part
 
 Rows = list[dict[str, Any]]
 _MOST_EPOCHS = 2000
-"""Maximum number of points of a curve; with more, every n-th is drawn."""
+"""Maximum number of points of a curve; of more points, only every n-th is drawn."""
 MOST_COLUMNS = 64
-"""Maximum number of ranks with a column of their own."""
+"""Maximum number of ranks that are drawn as individual columns."""
 _HEIGHT = 170
 _EPOCH = alt.X(
     "x:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1, **plots.WHOLE)
@@ -38,7 +38,7 @@ _EPOCH = alt.X(
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:
-    """One stacked bar for the whole run, on a time axis."""
+    """A chart of the whole run as one stacked bar on a time axis."""
     seconds = {part.key: part.seconds or 0.0 for part in parts}
     unit, scale = time_unit(sum(seconds.values()))
     return plots.stacked_bars(
@@ -52,7 +52,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
 
 
 def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
-    """The figures of training by epoch for which the run has data."""
+    """The charts of how training went, epoch by epoch; charts without data are omitted."""
     epochs = run.result.epochs if run.result else ()
     read = summary.data_rates(epochs)
     unit, scale = size_unit(max(read.values(), default=0.0))
@@ -80,7 +80,7 @@ def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
 
 
 def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | None:
-    """A figure with columns by epoch; None if there are no rows."""
+    """A chart with a column per epoch; None if there are no rows."""
     drawn = _thinned(rows)
     shared: Any = {"titles": ("epoch", y_title), "title": title, "height": _HEIGHT}
     return (
@@ -91,8 +91,8 @@ def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | N
 def _lines(
     title: str, rows: Rows, y_title: str, x: alt.X = _EPOCH, what: str = "", **options: Any
 ) -> Figure | None:
-    """A figure with a line by epoch for each ``series`` of the rows; None if there are no rows. ``what``: the
-    title in the alternative text, if different."""
+    """A chart over epochs with a line for each of ``series``; None if there are no rows. ``what``: the title in
+    the alternative text, if it differs from that of the chart."""
     drawn = _thinned(rows)
     base = chart_of(drawn, x=x, y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=False)))
     shared: Any = {"size": 40 if len(drawn) <= 60 else 12, "title": title, "height": _HEIGHT}
@@ -112,7 +112,8 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _described(title: str, rows: Rows) -> str:
-    """``title``, with the first, last, smallest and largest values of the first series or part."""
+    """Alternative text: ``title``, followed by the first, last, smallest and largest values of the first series or
+    part."""
     if not rows:
         return ""
     kinds = [row.get("series") or row.get("part") for row in rows]
@@ -122,7 +123,8 @@ def _described(title: str, rows: Rows) -> str:
 
 
 def learning_curve(run: RunDirectory) -> Figure | None:
-    """The quality metric over time since run_start, with the spans of staging; without a log, over epochs."""
+    """A chart of the quality metric over the time since run_start, with staging marked; without a log, the metric
+    over epochs."""
     target, log = run.target, run.log
     if target is None:
         return None
@@ -163,7 +165,7 @@ def learning_curve(run: RunDirectory) -> Figure | None:
 
 
 def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
-    """Seconds of each epoch, by part."""
+    """A chart of the seconds of each epoch, by part."""
     names = {key: PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
     rows = []
     for e in epochs:
@@ -178,8 +180,8 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def step_times(ranks: RankTable) -> Figure | None:
-    """Percentiles of the step time by epoch, for the rank with the smallest median in each epoch: the other ranks'
-    steps contain more waiting for ranks and data."""
+    """A chart of percentiles of the step time by epoch, for the rank with the smallest median in each epoch; steps
+    of the remaining ranks include more time waiting for data and for each other."""
     rows = [
         {
             "x": epoch,
@@ -196,7 +198,8 @@ def step_times(ranks: RankTable) -> Figure | None:
 
 
 def rank_spread(ranks: RankTable) -> Figure | None:
-    """Data wait of every rank, for runs of several ranks; as a histogram for more than ``MOST_COLUMNS`` ranks."""
+    """A chart of the data wait of each rank; a histogram for more than ``MOST_COLUMNS`` ranks, and None for a
+    single rank."""
     waits = ranks.of("data_wait_s")
     if len(waits) < 2:
         return None
@@ -214,7 +217,7 @@ def rank_spread(ranks: RankTable) -> Figure | None:
 
 
 def _histogram(seconds: Sequence[float]) -> Rows:
-    """The number of values in each of twenty classes of equal width."""
+    """A histogram with twenty bins of equal width."""
     low, high = min(seconds), max(seconds)
     counts, edges = np.histogram(seconds, np.linspace(low, high, 21 if high > low else 2))
     return [

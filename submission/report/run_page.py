@@ -1,5 +1,5 @@
-"""The report of a run as one self-contained HTML page. ``templates/run.html`` has the order of the sections and
-their text."""
+"""The report of a run as one self-contained HTML page. The order and text of the sections are in
+``templates/run.html``."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def page(
     predicted: Beside | None = None,
     changed: WhatIf | None = None,
 ) -> str:
-    """The whole HTML text. Parts without data are left out and listed in a separate section."""
+    """The HTML of the page. Parts without data are omitted, and a separate section lists them."""
     result, active = run.result, running(run)
     ranks = read_rank_table(run.path, result.ranks if result else len(run.env.bindings))
     machines, bindings = run.env.machines, run.env.bindings
@@ -109,7 +109,7 @@ def _breakdown(parts: Sequence[Part]) -> list[Block] | None:
 
 
 def breakdown_table(parts: Sequence[Part]) -> Table:
-    """The parts of the time with their shares."""
+    """The table of the parts of the time to train, with each part's fraction of the total."""
     total = sum(part.seconds or 0.0 for part in parts)
     return table(
         "breakdown",
@@ -147,7 +147,8 @@ def _epochs(result: Result) -> Details:
 
 
 def _processes(ranks: RankTable, bindings: Sequence[RankBinding]) -> list[Block | None] | None:
-    """Start-up, staging, waiting and memory of the ranks; if there are several, their spread and the slowest."""
+    """Tables and charts of start-up, staging, waiting and memory of the ranks; for several ranks, the spread over
+    ranks and the slowest ranks."""
     quantities: dict[str, tuple[str, Callable[[float], str]]] = {
         "start-up (init)": ("init_s", duration_text),
         "staging": ("staging_s", duration_text),
@@ -173,7 +174,7 @@ def _processes(ranks: RankTable, bindings: Sequence[RankBinding]) -> list[Block 
 
 
 def _slowest(ranks: RankTable, bindings: Sequence[RankBinding]) -> Table | None:
-    """The ranks that waited longest for their own data; None if the chart shows every rank."""
+    """A table of the ranks that waited longest for their own data; None if the chart shows every rank."""
     waits = ranks.of("data_wait_s")
     if len(waits) <= run_charts.MOST_COLUMNS:
         return None
@@ -194,7 +195,7 @@ def _slowest(ranks: RankTable, bindings: Sequence[RankBinding]) -> Table | None:
 
 
 def _spatial(epochs: Sequence[Epoch]) -> Table:
-    """The exchanges between ranks that share samples, by epoch."""
+    """The table, by epoch, of data exchanged between ranks that share samples."""
     return table(
         "spatial",
         [e for e in epochs if e.halo_bytes is not None],
@@ -210,7 +211,7 @@ def _spatial(epochs: Sequence[Epoch]) -> Table:
 
 
 def _waiting(epoch: Epoch) -> float | None:
-    """The share of steps and evaluation in which rank 0 waited for halos."""
+    """The fraction of the time of steps and evaluation in which rank 0 waited for halos."""
     busy = (epoch.step_s or 0.0) + (epoch.eval_s or 0.0)
     return epoch.halo_seconds / busy if busy and epoch.halo_seconds is not None else None
 
@@ -271,7 +272,7 @@ _SCOPES = {
 
 
 def _format_facts(result: Result) -> dict[str, str]:
-    """The scope of the shuffle, and whether samples are in archives."""
+    """Facts about the data format: the scope of the shuffle, and whether samples are in archives."""
     data = result.data
     scope = (
         (data and data.shuffle_scope) or (result.staging.shuffle_scope if result.staging else "sample") or ""
@@ -285,7 +286,7 @@ def _format_facts(result: Result) -> dict[str, str]:
 
 
 def _exchanged(result: Result) -> dict[str, str]:
-    """The exchange of samples between nodes before epochs."""
+    """Facts about the exchange of samples between nodes before epochs; empty if there was none."""
     sent = [epoch.exchange_bytes for epoch in result.epochs if epoch.exchange_bytes is not None]
     if not sent:
         return {}
@@ -299,13 +300,13 @@ def _exchanged(result: Result) -> dict[str, str]:
 def _hyperparameters(run: RunDirectory) -> Facts:
     if run.config:
         return Facts(run.config.hyperparameters.logged() | run.config.training.applicable())
-    # The keys of all benchmarks; those missing in this log have no value.
+    # The keys of all benchmarks; keys that this log lacks have no value.
     keys = (key for name in registry.benchmarks() for key in load.hyperparameter_keys(name))
     return Facts({key: run.log.value(key) for key in keys} if run.log else {})
 
 
 def _nodes(machines: Sequence[Machine]) -> Table:
-    """One row for identical nodes."""
+    """A table of the nodes, with one row for identical nodes."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         accelerators = Counter(machine.accelerators)

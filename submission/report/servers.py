@@ -1,9 +1,9 @@
 """Measurements of a run with parameter servers other than its throughput (``mlhpc study --vary
 parameter_servers``).
 
-After Han et al. 2019: accuracy by servers (Fig. 9b), device utilisation (Fig. 12), bytes from host
-to device (Table III). Bytes over the network are counted at the messages, and compared with the formulas of
-``perf/collectives.py``.
+The measurements follow Han et al. 2019: accuracy by number of servers (Fig. 9b), device utilisation (Fig. 12),
+bytes copied from host to device (Table III). Bytes sent over the network are counted per message and compared with
+the formulas in ``perf/collectives.py``.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ from mlhpc.record.series import ServersRecord
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """The figures of one run. ``accuracy``: that of the final weights on the evaluation images. ``utilisation``:
-    the mean share of the steps' time that workers spent in forward and backward passes. Bytes per step:
-    ``host_to_device`` for all workers together, ``worker_bytes`` for one worker, ``busiest_bytes`` for the busiest
-    server (without servers, for a rank of the ring), and ``predicted_bytes``, which its formula predicts for
-    ``busiest_bytes``. ``staleness``: mean number of updates by which gradients are stale.
+    """The measurements of one run. ``accuracy``: accuracy of the final weights on the evaluation images.
+    ``utilisation``: the fraction of the time of steps that workers spent in forward and backward passes, as a mean
+    over workers. Bytes per step: ``host_to_device`` for all workers together, ``worker_bytes`` for one worker,
+    ``busiest_bytes`` for the busiest server (without servers, for a rank of the all-reduce ring), and
+    ``predicted_bytes`` for the prediction of ``busiest_bytes``. ``staleness``: mean number of updates by which
+    gradients are stale.
     """
 
     accuracy: float
@@ -32,7 +33,8 @@ class ServerFigures:
 
     @classmethod
     def of(cls, record: ServersRecord) -> Self:
-        """The figures of a record. Raises ValueError if it does not match its number of ranks."""
+        """The measurements in a record. Raises ValueError if the lengths of its lists do not match its number of
+        ranks."""
         workers, servers, model = record.workers, record.servers, record.model_bytes
         all_steps = record.steps + record.warmup_steps
         if len(record.traffic) != workers + servers:

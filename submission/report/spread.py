@@ -12,7 +12,7 @@ FEWEST = 3
 
 
 class Spread(NamedTuple):
-    """Mean and sample standard deviation of ``n`` runs; ``sd`` is None for a single run."""
+    """Mean and sample standard deviation over ``n`` runs; ``sd`` is None for a single run."""
 
     mean: float
     sd: float | None
@@ -25,8 +25,8 @@ class Spread(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Mean, and the ends of the 95% interval of the mean (Student's t). For two runs the ends are the runs
-        themselves, for one run its value."""
+        """The mean and the ends of its 95% interval (Student's t). For two runs, the ends are the two values; for
+        one run, both ends are its value."""
         if self.sd is None:
             return self.mean, self.mean, self.mean
         # Two values differ by sqrt(2) standard deviations.
@@ -41,7 +41,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the finite values; None if there are none."""
+    """The spread of the finite numbers in ``values``; None if there are none."""
     finite = [v for v in values if v is not None and math.isfinite(v)]
     if not finite:
         return None

@@ -1,9 +1,9 @@
 """The measurements of a study: training throughput by cell, read from the run folders.
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
-the same training under varied settings, several times each. A cell is one choice of settings; its folder contains
-``cell.json`` with the settings and one run folder per repeat. The steps of a run after its warm-up are measured,
-including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is over all ranks
+the same training under varied settings, several times each. A cell is one combination of settings; its folder
+contains ``cell.json`` with the settings and one run folder per repeat. The steps after the warm-up of a run are
+timed, including data wait, by the clock of rank 0, since ranks train in lockstep. The data wait covers all ranks
 (``common/timing/data_wait.py``).
 """
 
@@ -36,21 +36,22 @@ from mlhpc.submission.report.spread import Spread, spread
 CELL = "cell.json"
 PLACES = ("codec", "batch", "ranks", "data", "storage")
 """Settings of a cell that are not in the configuration of its runs: the codec of the data set, if varied; the
-local batch size (samples per rank and step); ranks; the name of the data set's folder; and whether data is read in
-place (shared) or staged."""
+local batch size (samples per rank per step); the number of ranks; the name of the data set's folder; and whether
+data is read in place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
-"""Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
-updates are synchronous or asynchronous. Runs do not have these settings, because such cells are measured by a
-separate program (``Benchmark.servers_study``)."""
+"""Settings of a cell that is trained with parameter servers: the number of servers (0: a ring all-reduce), and
+whether updates are synchronous or asynchronous. Runs do not have these settings, because a separate program
+measures such cells (``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None if nothing
-    was staged or some files existed already. ``checkpoint_s``: time of writing a checkpoint after the steps, with
-    ``training.checkpoint_epochs=1``. ``joules_per_sample``: the whole run's energy over all its samples, by the
-    kind of counter that includes the others; ``busy``: share of the run's time in which accelerators computed."""
+    """The measurement of one run: ``steps`` steps in ``seconds``, including ``wait_s`` seconds of data wait.
+    ``staging_s`` is None if nothing was staged, or if some files were already in place. ``checkpoint_s``: time
+    taken to write a checkpoint after the steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``:
+    energy of the whole run divided by all its samples, from the most comprehensive kind of counter; ``busy``:
+    fraction of the run's time in which accelerators computed."""
 
     path: Path
     steps: int
@@ -76,13 +77,14 @@ class Measured:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time spent waiting for data."""
+        """Fraction of the time that was spent waiting for data."""
         return self.wait_s / self.seconds
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of settings, with its measured runs and its failures. ``data``, ``stage``: paths."""
+    """A cell of a study: one combination of settings, with its measured runs and its failures. ``data``,
+    ``stage``: paths of the data set and the staging folder."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -98,8 +100,8 @@ class Cell:
 
     @property
     def variability(self) -> float | None:
-        """Excess of the longest run over the shortest, relative to the shortest (Han et al. 2019, Fig.
-        4b)."""
+        """How much longer the longest run took than the shortest, as a fraction of the shortest (Han et al. 2019,
+        Fig. 4b)."""
         if len(self.runs) < 2:
             return None
         seconds = [run.step_s for run in self.runs]
@@ -108,33 +110,34 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """The cells of a folder, and the settings in which they differ: ``axes``."""
+    """The cells in a study's folder. ``axes``: the settings in which the cells differ."""
 
     path: Path
     cells: tuple[Cell, ...]
     axes: tuple[str, ...]
 
     def name(self, axis: str) -> str:
-        """The last part of a setting's dotted name; all of it if another axis has the same last part."""
+        """The last part of a setting's dotted name; the whole name if the last parts of two axes are the same."""
         lasts = [other.removesuffix(".name").rpartition(".")[2] for other in (axis, *self.axes)]
         return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
 
     def values(self, axis: str) -> list[Value]:
-        """The values of an axis: numbers in ascending order, words in the order of the cells."""
+        """The values of an axis: numbers in ascending order, other values in the order of the cells."""
         values = list(dict.fromkeys(cell.settings[axis] for cell in self.cells if axis in cell.settings))
         return sorted(values) if is_numeric(values) else values
 
 
 def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Study:
-    """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are omitted.
-    Raises UserError if there is no study, or a cell of it cannot be read."""
+    """The study in the folder ``path``. ``running``: a function that returns whether the run ``CELL.NUMBER`` is in
+    progress; such runs are omitted. Raises UserError if the folder contains no study, or if one of its cells
+    cannot be read."""
     cell_files = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
     cells = _with_distinct_names([_read_cell(cell.parent, running) for cell in cell_files])
     if not cells:
         raise UserError(f"{path}: not a study; start one with mlhpc study BENCHMARK --vary KEY=A,B")
     keys = [*PLACES, *dict.fromkeys(key for cell in cells for key in cell.settings if key not in PLACES)]
     n_values = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
-    # One of the two batch sizes follows from the other and the ranks: the local one in strong scaling.
+    # One of the two batch sizes follows from the other and the number of ranks: the local one in strong scaling.
     follows = "batch" if n_values.get(GLOBAL_BATCH, n_values["batch"]) < n_values["batch"] else GLOBAL_BATCH
     axes = [key for key in keys if n_values[key] > 1 and key != follows]
     # Network settings come first: they distinguish the curves of a figure.
@@ -149,7 +152,7 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
 
 
 def described(folder: Path) -> CellRecord:
-    """The ``cell.json`` of a cell. Raises UserError if it cannot be read."""
+    """The contents of a cell's ``cell.json``. Raises UserError if the file cannot be read."""
     try:
         return CellRecord.read(folder / CELL)
     except (OSError, ValueError):
@@ -157,14 +160,14 @@ def described(folder: Path) -> CellRecord:
 
 
 def flat(run: Run) -> dict[str, Value]:
-    """Every setting of a run by its dotted name."""
+    """The settings of a run by dotted name."""
     settings = dotted(run.model_dump(mode="json", exclude={"description", "division"}, exclude_none=True))
     return {key: toml_value(value) if isinstance(value, list) else value for key, value in settings}
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if the run did
-    not finish or its record does not match the settings."""
+    not finish or was made with other settings."""
     try:
         figures = _measured(run, settings)
     except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
@@ -194,7 +197,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError(last_words(run) or "it did not end: killed, or out of time or memory?")
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
-    # A run of an early version has only rank 0's.
+    # A run of an early version recorded only the data wait of rank 0.
     waited = wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0)
     if waits_are_of_all_ranks(events):
         loops = (e for e in events if (e["event"], e["name"]) == ("waited", "data_wait"))
@@ -248,8 +251,8 @@ def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured
 
 
 def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value]) -> Run:
-    """The configuration of a run. Raises ValueError if it, or how the run was ``placed``, differs from the
-    settings of its cell."""
+    """The configuration of a run. Raises ValueError if the configuration, or the placement ``placed``, differs
+    from the ``settings`` of the run's cell."""
     try:
         config = loads(read_text(run / "config.toml", flags=os.O_NOFOLLOW))
     except (ValueError, RecursionError):
@@ -283,8 +286,8 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
 
 
 def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, with each data set named by the shortest distinguishing part of its path, and staging by its
-    folder if there are several."""
+    """The cells with distinct names in their settings: each data set is named by the shortest distinguishing part
+    of its path and, if there are several staging folders, staging by its folder."""
     of = {cell.data: family(cell.data, str(cell.settings.get("codec", ""))) for cell in cells}
     data = _names(set(of.values()))
     stages = _names({cell.stage for cell in cells if cell.stage})
@@ -298,13 +301,13 @@ def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def family(data: str, codec: str) -> str:
-    """The common path of data sets that differ only in their ``codec``: ``DIR`` for ``DIR-CODEC``."""
+    """The common path of data sets that differ only in the codec: ``DIR`` for the data set ``DIR-CODEC``."""
     return data.removesuffix(f"-{codec}") if codec else data
 
 
 def _names(paths: set[str]) -> dict[str, str]:
-    """The shortest suffixes of the paths, with equal numbers of components, that distinguish them: usually
-    the last component."""
+    """The shortest suffixes that distinguish the paths, all with the same number of components: usually only the
+    last component."""
     names: dict[str, str] = {}
     for length in range(1, 1 + max((len(Path(path).parts) for path in paths), default=0)):
         names = {path: "/".join(Path(path).parts[-length:]) for path in paths}
@@ -314,14 +317,14 @@ def _names(paths: set[str]) -> dict[str, str]:
 
 
 def accuracy(cell: Cell) -> float | None:
-    """The mean accuracy of a cell's runs; None if none was measured."""
+    """The mean accuracy of a cell's runs; None if no accuracy was measured."""
     mean_accuracy = spread(run.servers.accuracy for run in cell.runs if run.servers)
     return mean_accuracy.mean if mean_accuracy else None
 
 
 def accuracy_loss(study: Study, cell: Cell) -> float | None:
-    """The cost of asynchrony: the accuracy of the cell with synchronous updates and otherwise the same
-    settings, minus that of ``cell``; None for a synchronous cell, or without a counterpart."""
+    """The accuracy lost by asynchronous updates: the accuracy of the cell with synchronous updates and otherwise
+    the same settings, minus that of ``cell``; None if ``cell`` is synchronous or the study has no such cell."""
     if cell.settings.get(UPDATES) != "asynchronous":
         return None
     same = {key: value for key, value in cell.settings.items() if key != UPDATES}
@@ -337,12 +340,12 @@ def accuracy_loss(study: Study, cell: Cell) -> float | None:
 
 
 def is_numeric(values: Iterable[Value]) -> bool:
-    """Whether all values are numbers above zero, suitable for a logarithmic axis."""
+    """Return whether all values are numbers above zero, suitable for a logarithmic axis."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
 
 
 def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | None, ...], list[Cell]]:
-    """The cells grouped by their values of ``axes``, in their order."""
+    """The cells grouped by the values of their settings ``axes``; the order of the cells is kept."""
     groups: dict[tuple[Value | None, ...], list[Cell]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell.settings.get(axis) for axis in axes), []).append(cell)
@@ -350,7 +353,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 
 
 def last_words(run: Path) -> str:
-    """The last line of output of a failed run whose record states no reason."""
+    """The last line that a failed run printed, for a run whose record states no reason."""
     try:
         lines = read_text(run.with_suffix(".out"), errors="replace", flags=os.O_NOFOLLOW).splitlines()
     except (OSError, ValueError):

@@ -10,9 +10,9 @@ from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.study import GLOBAL_BATCH, SERVERS, UPDATES, Cell, Study, grouped, is_numeric
 
 PANELS = 12
-"""Maximum number of figures per section; the table contains all."""
+"""Maximum number of charts per section; the table contains all cells."""
 BARS = 32
-"""Maximum number of bars in the figure of times; the table contains all."""
+"""Maximum number of bars in the chart of times; the table contains all cells."""
 TITLE = {
     "codec": "Codec",
     "batch": "Local batch size",
@@ -32,12 +32,13 @@ TITLE = {
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"
 Panel = tuple[str, list[tuple[Cell, Spread]]]
-"""A caption, with the cells shown under it and the measured quantity of each."""
+"""A caption, and the cells shown under it, each with its measured quantity."""
 
 
 def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
-    """The figures of one setting, with a common scale, and the number of omitted figures. All other settings are
-    equal within a figure; if the setting is numeric, each value of the first other setting has a curve."""
+    """Charts of throughput over the setting ``axis``, with a common scale, and the number of omitted charts.
+    Within a chart, all other settings are equal, except that a numeric ``axis`` gets a curve for each value of one
+    further setting."""
     numeric = is_numeric(study.values(axis))
     series = [other for other in study.axes if other != axis][:1] if numeric else []
     panels = [
@@ -56,7 +57,8 @@ def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
 
 
 def variability(study: Study) -> list[Figure]:
-    """Fig. 4b of Han et al. 2019: excess of the slowest repeat over the fastest, by storage."""
+    """Charts like Fig. 4b of Han et al. 2019: how much longer the slowest repeat took than the fastest, by
+    storage."""
 
     def percent(cell: Cell) -> Spread | None:
         return None if cell.variability is None else Spread(100 * cell.variability, None, 1)
@@ -69,8 +71,9 @@ def variability(study: Study) -> list[Figure]:
 
 
 def sample_times(study: Study) -> tuple[Figure | None, int]:
-    """Time per sample of the global batch, and the part of it that was data wait, as in Figs. 9 and 12 of Ibrahim
-    and Oliker 2022; and the number of omitted cells. None unless settings of the input were varied."""
+    """A chart like Figs. 9 and 12 of Ibrahim and Oliker 2022, and the number of omitted cells. The chart shows the
+    step time per sample of the global batch, divided into data wait and the rest. It is None unless settings of
+    the input pipeline were varied."""
     if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
         return None, 0
     rows = []
@@ -97,7 +100,8 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
 
 
 def accuracy(study: Study) -> list[Figure]:
-    """Fig. 9b of Han et al. 2019: accuracy on the evaluation images, by the number of parameter servers."""
+    """Charts like Fig. 9b of Han et al. 2019: accuracy on the evaluation images, by the number of parameter
+    servers."""
     panels = _panels(
         study, (SERVERS,), lambda cell: spread(run.servers.accuracy for run in cell.runs if run.servers)
     )
@@ -106,13 +110,13 @@ def accuracy(study: Study) -> list[Figure]:
 
 
 def title(axis: str) -> str:
-    """Title of a chart over ``axis``."""
+    """The title of a chart over the setting ``axis``."""
     return TITLE.get(axis, axis)
 
 
 def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread | None]) -> list[Panel]:
-    """Groups of cells with a ``value`` that differ only in the settings ``varied``, each with a caption that names
-    the other settings; none if one of ``varied`` was not varied."""
+    """Groups of cells that differ only in the settings ``varied``, each with a caption that names the remaining
+    settings; cells without a ``value`` are omitted. Empty if the study did not vary all of ``varied``."""
     if not set(varied) <= set(study.axes):
         return []
     same = [axis for axis in study.axes if axis not in varied]
@@ -126,7 +130,7 @@ def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread 
 
 
 def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Panel]) -> list[Figure]:
-    """Charts like Figs. 6 and 11 of Han et al. 2019: a curve for each value of ``series``."""
+    """Charts like Figs. 6 and 11 of Han et al. 2019: a curve for each value of the setting ``series``."""
     cells = [cell for _, drawn in panels for cell in drawn]
     ends = [end for _, rates in cells for end in rates.interval if end > 0]
     whole = all(isinstance(cell.settings[axis], int) for cell, _ in cells)
@@ -171,9 +175,9 @@ def _columns(
     top: Callable[[Spread], str],
     says: Callable[[Spread], str] | None = None,
 ) -> list[Figure]:
-    """Charts like Figs. 4 and 10 of Han et al. 2019: a column for each value of the setting, with the same colour
-    and the scale ``most`` in all figures. ``top``: text above a column; ``says``: text on hover, by default the
-    same."""
+    """Charts like Figs. 4 and 10 of Han et al. 2019: a column for each value of the setting, in the same colour
+    and up to the same maximum ``most`` in all charts. ``top``: text above a column; ``says``: text on hover, by
+    default equal to ``top``."""
     colours = {str(value): SERIES[n % len(SERIES)][0] for n, value in enumerate(study.values(axis))}
     figures = []
     for caption, cells in panels[:PANELS]:

@@ -1,9 +1,9 @@
-"""A study as one self-contained HTML page: figures for each setting that was varied, and the table.
+"""A study as one self-contained HTML page: charts for each setting that was varied, and a table of all cells.
 
-Figures follow Han et al. 2019: throughput by network and storage and its variability (Fig. 4), over ranks (Fig.
-6), by data format (Fig. 10), and over the local batch size (Fig. 11), as means over repeats with 95% intervals.
-Others follow Ibrahim and Oliker 2022: throughput by codec, storage, batch and set size (Figs. 8, 10, 11), and the
-share of data wait per sample (Figs. 9 and 12).
+Most charts follow Han et al. 2019: throughput by network and storage and its variability (Fig. 4), over ranks
+(Fig. 6), by data format (Fig. 10), and over the local batch size (Fig. 11), as means over repeats with 95%
+intervals. Other charts follow Ibrahim and Oliker 2022: throughput by codec, storage, batch size and data set size
+(Figs. 8, 10, 11), and data wait per sample (Figs. 9 and 12).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ from mlhpc.submission.report.study_charts import title
 
 
 def page(study: Study) -> str:
-    """The whole HTML text."""
+    """The HTML of the page."""
     benchmark = str(study.cells[0].settings.get("benchmark", ""))
     variable, servers = study_charts.variability(study), servers_table(study)
     times, not_shown = study_charts.sample_times(study)
@@ -45,7 +45,7 @@ def page(study: Study) -> str:
 
 
 def _throughput(study: Study, axis: str) -> dict[str, Any] | None:
-    """The section of one setting, with curves if it is numeric, otherwise with columns."""
+    """The section on one setting, with curves if the setting is numeric, otherwise with columns."""
     figures, left_out = study_charts.throughput(study, axis)
     numeric = is_numeric(study.values(axis))
     section = {
@@ -64,14 +64,14 @@ def _meta(study: Study) -> str:
     warmup = _all(cell.settings.get("study.warmup_steps") for cell in study.cells)
     meta = f"{count(len(study.cells), 'cell')}, {count(runs, 'run')}"
     meta += f" · {steps} steps per run, after {warmup} of warm-up"
-    for key in ("batch", GLOBAL_BATCH):  # if it is the same in all cells
+    for key in ("batch", GLOBAL_BATCH):  # shown if all cells have the same value
         if len({cell.settings.get(key) for cell in study.cells}) == 1:
             meta += f" · {title(key).lower()} {study.cells[0].settings.get(key)}"
     return f"{meta} · {_machines(study)}"
 
 
 def emulated(study: Study) -> str:
-    """A sentence that says which steps were emulated by waiting; "" if none were."""
+    """A sentence on the steps that were emulated by waiting; "" if no steps were."""
     times = list(dict.fromkeys(cell.settings.get("emulation.step_s") for cell in study.cells))
     waited = ", ".join(four_digits(seconds) for seconds in times if isinstance(seconds, int | float))
     if not waited:
@@ -81,7 +81,7 @@ def emulated(study: Study) -> str:
 
 
 def cells_table(study: Study) -> Table:
-    """Every cell of the study with its settings and measurements; less important columns come last."""
+    """The table of all cells with their settings and measurements; less important columns come last."""
     relative: Columns[StudyCell] = {
         "speed-up": lambda cell: number(_speedup(study, cell)[0], digits),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
@@ -108,7 +108,8 @@ def cells_table(study: Study) -> Table:
 
 
 def servers_table(study: Study) -> Table | None:
-    """The cells with parameter servers; None if there are none. Less important columns come last."""
+    """The table of cells with parameter servers, with less important columns last; None if there are no such
+    cells."""
 
     def mean(name: str, write: Callable[[float], str], unit: float = 1) -> Callable[[StudyCell], Cell]:
         return _mean(lambda run: getattr(run.servers, name) / unit if run.servers else None, write)
@@ -158,9 +159,10 @@ def _interval(cell: StudyCell) -> str:
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
-    """Speed-up over the cell with the fewest ranks and otherwise the same settings, and speed-up divided by the
-    ratio of ranks; None without such a cell. The settings include one of the two batch sizes unless all cells
-    share it: the axes lack only the one that follows from the other and the ranks (``study.read``)."""
+    """Speed-up and efficiency of ``cell`` relative to the cell with the fewest ranks and otherwise the same
+    settings; None without such a cell. Efficiency is speed-up divided by the ratio of ranks. Only one of the two
+    batch sizes is among the settings that must be the same: the global one in studies of strong scaling, otherwise
+    the local one (``study.read``)."""
     others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(_ranks(c), c.samples_per_s.mean) for c in same if c.samples_per_s and _ranks(c)]
@@ -172,13 +174,13 @@ def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]
 
 
 def _ranks(cell: StudyCell) -> int:
-    """The number of ranks; 0 if the cell's settings, which anyone may have written, do not state it."""
+    """The number of ranks; 0 if the cell's settings, which are untrusted, do not state it."""
     ranks = cell.settings.get("ranks")
     return max(0, ranks) if isinstance(ranks, int) else 0
 
 
 def _machines(study: Study) -> str:
-    """The machines and commits of the measurements; all are listed, since cells may differ in them."""
+    """All machines and commits of the measurements as text, since they may differ between cells."""
     environments = [run.environment for cell in study.cells for run in cell.runs if run.environment]
     texts: list[str] = []
     for describe in (_machine, _commit):

@@ -1,4 +1,4 @@
-"""The facts of a run in its report, and the formatting of numbers, in the terminal and on the page."""
+"""The facts about a run that its report shows in the terminal and on the page, and their formatting."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ from mlhpc.submission.check.rulesets import rules_of_run
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the time to train. ``seconds`` is None if unknown. ``share``: share of the total, 0 to 1."""
+    """A part of the time to train. ``seconds`` is None if unknown. ``share``: fraction of the total, 0 to 1."""
 
     key: str
     label: str
@@ -37,9 +37,9 @@ class Part:
 
 
 def parts(run: RunDirectory) -> list[Part]:
-    """The breakdown, in order; shares are relative to the sum, so that they add up to 1. If the result has no
-    breakdown (an aborted run), the log's is used, which lacks data wait; empty if neither has one. Unknown keys
-    are omitted."""
+    """The parts of the time to train, in order; each ``share`` is relative to the sum of the parts, so that shares
+    add up to 1. If the result has no breakdown, as for an aborted run, the parts are taken from the log, which
+    lacks data wait; empty if the log has none either. Parts with unknown keys are omitted."""
     seconds = {
         key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
     }
@@ -58,7 +58,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def rules_text(run: RunDirectory, ruleset: str | None) -> str:
-    """The rules that ``run`` is checked against, as text: "hpc 2.0.0", "no rules of MLPerf"."""
+    """The rules under which ``run`` is checked, as text: "hpc 2.0.0", or "no rules of MLPerf"."""
     return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
 
 
@@ -66,9 +66,9 @@ _FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torc
 
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
-    """Names and versions of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None:
-    the default) can have used, i.e. without the other framework's; for a benchmark outside this suite, all
-    packages."""
+    """Names and versions of those packages in an ``env.json`` that a run of ``benchmark`` with ``framework``
+    (None: the default framework) can have used. Packages of the other framework are omitted, unless the benchmark
+    is unknown."""
     own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
     return {name: version for name, version in installed.items() if not name.startswith(others)}
@@ -83,7 +83,7 @@ def _family(benchmark: str, framework: str | None) -> str | None:
 
 
 def framework_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> str:
-    """The framework of a run and its version, ``torch 2.13.0``; empty if it is unknown."""
+    """The framework of a run and its version, such as ``torch 2.13.0``; empty if unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
         f"{name} {version}"
@@ -93,13 +93,13 @@ def framework_of(benchmark: str | None, framework: str | None, installed: Mappin
 
 
 def commit(env: Environment) -> str | None:
-    """The commit in a run's ``env.json``, if there is one."""
+    """The commit in a run's ``env.json``; None if the file does not contain one."""
     changed = " with uncommitted changes" if env.dirty else ""
     return f"{env.commit}{changed}" if env.commit else None
 
 
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
-    """The reason why the time of the run is not a score; empty if it is one."""
+    """The reasons why the time of the run does not count for a score; empty if it does."""
     result = run.result
     if result is None:
         return [running(run) or "no readable result.json: the run did not end, or the file is damaged"]
@@ -122,8 +122,9 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def slow_ranks(run: RunDirectory) -> str:
-    """A sentence about the ranks that the others waited for, with their nodes and the time that each cost the run,
-    or a sentence that only rank 0's data wait is known. Empty for a run of one rank, or without data wait."""
+    """A sentence about the ranks for which other ranks waited, with their nodes and the time that each cost the
+    run; if only the data wait of rank 0 is known, a sentence that says so. Empty for a run with one rank or
+    without data wait."""
     result = run.result
     if result is None or result.ranks < 2:
         return ""
@@ -137,7 +138,7 @@ def slow_ranks(run: RunDirectory) -> str:
     if not whole > _SLIGHT * sum(part.seconds or 0.0 for part in parts(run)):
         return ""
     hosts = {binding.rank: binding.hostname for binding in run.env.bindings}
-    # With equally fast ranks, each one is the slowest of a step about as often.
+    # If all ranks are equally fast, each is the slowest in about the same number of steps.
     least = max(_NOTABLE, _TIMES_FAIR / result.ranks) * whole
     named = []
     for slow in waits.ranks[:_NAMED]:
@@ -152,8 +153,8 @@ def slow_ranks(run: RunDirectory) -> str:
 
 
 def slow_epochs(run: RunDirectory) -> str:
-    """A sentence about the epochs that took longer than the others, by how much and in which part, and about the
-    batches (of any epoch) that a rank waited longest for. Empty if there are none."""
+    """A sentence about epochs that took longer than the rest (by how much, and in which part), and about the
+    batches, in any epoch, for which a rank waited longest. Empty if there are none."""
     result = run.result
     if result is None:
         return ""
@@ -163,7 +164,7 @@ def slow_epochs(run: RunDirectory) -> str:
     often = Counter(name for slow in every for name in slow.samples)
     for slow in every:
         on = f" on {hosts[slow.rank]}" if slow.rank in hosts else ""
-        # Samples in several slow batches come first, as they are likely what made them slow.
+        # Samples that are in several slow batches come first, since they are the likely cause.
         of = f" ({few(sorted(slow.samples, key=lambda name: -often[name]), 2)})" if slow.samples else ""
         words = f"rank {slow.rank}{on} waited {duration_text(slow.seconds)} for batch {slow.step}{of}"
         batches.setdefault(slow.epoch, []).append(words)
@@ -191,16 +192,17 @@ def _more(epochs: Sequence[Epoch], epoch: Epoch) -> dict[str, float]:
 
 
 _LONG_S, _LONG = 1.0, 0.1
-"""An epoch is slow if it exceeds the median by both these seconds and this share of the median epoch."""
+"""Limits in seconds and as a fraction of the median epoch. An epoch is slow if it exceeds the median epoch by
+both."""
 _SLIGHT = 0.01
-"""Share of the run below which data wait does not get a line of its own."""
+"""Fraction of the run below which data wait does not get a line of its own."""
 _NAMED, _NOTABLE, _TIMES_FAIR = 4, 0.05, 1.5
-"""Maximum number of slow ranks named in a line; and the least that a rank must have cost to be named, as a share
-of the data wait and as a multiple of an equal share."""
+"""Maximum number of slow ranks named in a line; and the minimum that a rank must have cost to be named, as a
+fraction of the data wait and as a multiple of an equal share."""
 
 
 def standing(run: RunDirectory) -> str:
-    """Description of the result: division, preset, and limitations."""
+    """A sentence about the status of the result: division, preset, and limitations."""
     if run.result is None:
         return (
             "No result yet: the run has not ended."
@@ -217,7 +219,7 @@ def standing(run: RunDirectory) -> str:
 
 
 def quality(target: Target) -> str:
-    """Best value and target of the metric: ``best 0.3412, target ≤ 0.3``."""
+    """The best value and the target of the metric as text, such as ``best 0.3412, target ≤ 0.3``."""
     best = "nothing was evaluated" if target.best is None else f"best {digits(target.best, 4)}"
     return f"{best}, target {target_sign(target)} {digits(target.value, 4)}"
 
@@ -228,8 +230,8 @@ def target_sign(target: Target) -> str:
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training: the median over epochs or, if some trained on coarser samples, over the
-    epochs with the largest samples."""
+    """Samples per second during training: the median over epochs; if some epochs trained on coarser samples, the
+    median over epochs with the largest samples."""
     epochs = run.result.epochs if run.result else ()
     largest = max((e.trained_side or 0 for e in epochs), default=0)
     return _finite_median(
@@ -238,7 +240,7 @@ def throughput(run: RunDirectory) -> float | None:
 
 
 def data_rates(epochs: Sequence[Epoch]) -> dict[int, float]:
-    """Bytes per second that training read, by epoch: the epoch's bytes over its training time."""
+    """Bytes per second that training read in each epoch: bytes read divided by training time."""
     return {e.epoch: e.bytes / e.train_s for e in epochs if e.bytes is not None and e.train_s}
 
 
@@ -258,7 +260,8 @@ def memory_text(gib: float | None) -> str:
 
 
 def place(now: Progress) -> str:
-    """Epoch, step and phase of a run: ``epoch 3 of 16, step 40 of 128, training for 12.1 s``."""
+    """The current epoch, step and phase of a run as text, such as ``epoch 3 of 16, step 40 of 128, training for
+    12.1 s``."""
     epoch = "" if now.epoch is None else f"epoch {now.epoch}"
     if epoch and now.epochs is not None:
         epoch += f" of {now.epochs}"
@@ -269,7 +272,7 @@ def place(now: Progress) -> str:
 
 
 def progress_facts(now: Progress) -> dict[str, str]:
-    """The progress of a run by label, without unknown values."""
+    """The progress of a run as text by label; unknown values are omitted."""
     facts = {}
     if now.metric is not None:
         best = "not evaluated yet" if now.best is None else f"best {digits(now.best, 4)}"

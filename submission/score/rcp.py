@@ -1,9 +1,9 @@
-"""Whether a set converged faster than the reference can: reference convergence points (RCP).
+"""Tests whether a set converged faster than the reference can, with reference convergence points (RCP).
 
-The reference is trained many times at several batch sizes; its epochs at one batch size are a point. A closed
-result whose mean number of epochs is significantly below the reference's did not perform the same training (MLPerf
-training rules, "Reference Convergence Points"). The points come with mlperf-logging. The test is computed here
-from its definition, so that the official rcp_checker provides an independent second opinion.
+The reference is trained many times at several batch sizes; a point consists of its epochs to target at one batch
+size. A closed result whose mean number of epochs is significantly below the reference's did not perform the same
+training (MLPerf training rules, "Reference Convergence Points"). The points are part of mlperf-logging. This
+module implements the test from its definition, so that the official rcp_checker is an independent second opinion.
 """
 
 import math
@@ -16,14 +16,14 @@ from mlhpc.perf.epochs import reference_runs
 from mlhpc.submission.score.score import RunScore
 
 ALPHA = 0.05
-"""Level of the one-sided test (mlperf-logging 4.1.68, rcp_checker)."""
+"""Significance level of the one-sided test (mlperf-logging 4.1.68, rcp_checker)."""
 
 
 @dataclass(frozen=True)
 class Point:
     """A reference convergence point: its name and batch size; the mean epochs to target of its runs, without the
-    fastest and slowest; and the standard deviation and number of these runs. ``counted``: the sample size in the
-    test.
+    fastest and slowest run; and the standard deviation and number of these runs. ``counted``: the number of runs
+    that the test uses as sample size.
     """
 
     name: str
@@ -38,11 +38,12 @@ class Point:
 class Comparison:
     """A set compared with the reference.
 
-    ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set without the fastest
-    and slowest run; ``reference``: the points' mean at this batch size; ``bound``: the fewest epochs that are not
-    significantly below it; ``p_value``: probability of at most this number of epochs if the set trains like the
-    reference. These are None if they cannot be computed, for the reason in ``why``; ``how``: how the points were
-    chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
+    ``points``: the point used, or the two points around the batch size. ``epochs``: mean epochs of the set without
+    the fastest and slowest run; ``reference``: mean epochs of the reference at this batch size; ``bound``: the
+    fewest epochs that are not significantly below ``reference``; ``p_value``: probability of at most this number
+    of epochs if the set trains like the reference. These values are None if they cannot be computed; ``why`` then
+    states the reason; ``how``: how the points were chosen. ``applies``: False if the comparison is impossible for
+    a reason outside the set.
     """
 
     passes: bool
@@ -57,13 +58,13 @@ class Comparison:
 
     @property
     def distance(self) -> float | None:
-        """Epochs above the bound; negative: faster than the reference allows."""
+        """Epochs above the bound; negative if the set converged faster than the reference allows."""
         return None if self.epochs is None or self.bound is None else self.epochs - self.bound
 
     @property
     def normalisation(self) -> float | None:
-        """Factor that a review may apply to the score: reference over epochs if the set is between the bound
-        and the reference, 1 if it is slower (mlperf-logging 4.1.68, rcp_checker)."""
+        """The factor by which a review may scale the score: reference over epochs if the epochs of the set are
+        between the bound and the reference, 1 if there are more (mlperf-logging 4.1.68, rcp_checker)."""
         if self.epochs is None or self.reference is None or not self.passes:
             return None
         return max(1.0, self.reference / self.epochs)
@@ -72,8 +73,8 @@ class Comparison:
 def compare(
     runs: Sequence[RunScore], batch_size: int | None, benchmark: str, rules: str, runs_needed: int
 ) -> Comparison | None:
-    """Compare the ``runs`` of one set with the points of ``rules`` (``hpc_2.0.0``); None if there are none for
-    ``benchmark``."""
+    """Compare the ``runs`` of one set with the points of ``rules``, such as ``hpc_2.0.0``. None if there are no
+    points for ``benchmark``."""
     points = reference_points(benchmark, rules)
     if not points:
         return None
@@ -105,8 +106,8 @@ def t_test(
     mean: float, reference: float, spread: float, reference_runs: int, runs: int
 ) -> tuple[float, float | None]:
     """The smallest mean that passes, and the p-value of ``mean``: Student's one-sided test of two means of
-    ``runs`` and ``reference_runs`` values, both assumed to have the reference's spread. Without any spread no test
-    is possible, and the reference's mean is the bound.
+    ``runs`` and ``reference_runs`` values, both assumed to have the reference's spread. If the spread is zero, no
+    test is possible, and the bound is the reference's mean.
     """
     from scipy.special import stdtr, stdtrit  # importing scipy.stats takes a second
 
@@ -119,8 +120,8 @@ def t_test(
 
 
 def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...], str]:
-    """The points to use at ``batch_size``, and how they were chosen: at that batch size, around it, or at the next
-    larger one."""
+    """The points to use at ``batch_size``, and how they were chosen: the point at that batch size, the two points
+    around it, or the point at the next larger batch size."""
     points = pruned(points)
     same = [point for point in points if point.batch_size == batch_size]
     if same:
@@ -137,8 +138,8 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
 
 
 def pruned(points: Sequence[Point]) -> list[Point]:
-    """The points, except those at smaller batch sizes than the fastest point's and those slower than the line from
-    the last point kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
+    """The points without those at smaller batch sizes than that of the fastest point, and without those above the
+    line from the last point kept to the next point (mlperf-logging 4.1.68, rcp_checker)."""
     fastest = min(points, key=lambda point: point.epochs)
     rest = [point for point in points if point.batch_size >= fastest.batch_size]
     kept = rest[:1]

@@ -2,7 +2,7 @@
 
 A run has converged when an evaluation inside the run meets the target. The status of run_stop is not used:
 some published runs have status success without meeting the target, or meet it without a status. Times are from the
-first run_start to the first run_stop, since some logs continue after it.
+first run_start to the first run_stop, since some logs continue after run_stop.
 """
 
 import math
@@ -20,8 +20,8 @@ from mlhpc.record.result import Target
 
 
 def score_rules(logged_name: str) -> tuple[Target, int] | None:
-    """Target and number of runs per score of the benchmark that logs call ``logged_name``, from its TOML file;
-    None for an unknown name."""
+    """The target and the number of runs per score for the benchmark that logs call ``logged_name``, from its TOML
+    file; None for an unknown name."""
     benchmark = registry.find_logged(logged_name)
     if benchmark is None:
         return None
@@ -37,10 +37,10 @@ def _score_rules(name: str) -> tuple[Target, int]:
 
 @dataclass(frozen=True)
 class RunScore:
-    """One run. ``seconds``: run_stop − run_start, None if the log lacks one of them; ``without_staging_s``:
-    ``seconds`` less the staging in between. ``epochs_to_target`` counts from 1. ``why``: the reason if the run did
-    not converge. ``dropped``: the reason if it is not in the score. ``readable``: False if it is not known whether
-    the run converged."""
+    """The contribution of one run to a score. ``seconds``: run_stop − run_start, None if the log lacks either
+    record; ``without_staging_s``: ``seconds`` minus the staging time in between. ``epochs_to_target`` counts from
+    1. ``why``: the reason if the run did not converge. ``dropped``: the reason if the run does not count in the
+    score. ``readable``: False if it is not known whether the run converged."""
 
     path: Path
     seconds: float | None
@@ -56,8 +56,8 @@ class RunScore:
 class Strong:
     """Time to solution in minutes, with its runs. ``why``: the reason if there is no score.
 
-    ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe
-    all runs that converged, in minutes, including those that the score drops; None if there are too few.
+    ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe all
+    runs that converged, including the fastest and slowest, in minutes; None if there are too few runs.
     """
 
     minutes: float | None
@@ -73,11 +73,11 @@ class Strong:
 class Weak:
     """Throughput: the tuple (T, S, M', TTTa) of MLPerf HPC training rules 3.0, "Throughput".
 
-    ``T`` and ``S``: compute units (accelerators, or nodes if there are none) in total and of one instance: S
-    is taken from the logs, but at most T divided by the number of concurrent instances; ``M``: the
+    ``T`` and ``S``: compute units (accelerators, or nodes if there are none) in total and of one instance; S is
+    taken from the logs, but is at most T divided by the number of concurrent instances. ``M``: the number of
     instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if the clock of every
-    instance started after staging. ``runs``: every instance, including pruned ones. ``why``: the reason if
-    there is no score; M is then the number of instances that could count.
+    instance started after staging. ``runs``: every instance, including pruned ones. ``why``: the reason if there
+    is no score; ``M`` is then the number of instances that could count.
     """
 
     T: int | None
@@ -90,7 +90,7 @@ class Weak:
 
 
 def score_run(log: Log, target: Target) -> RunScore:
-    """Whether and when the run of ``log`` met ``target``."""
+    """Determine whether and when the run in ``log`` met ``target``."""
     if log.unreadable:
         return RunScore(log.path, None, None, False, None, f"not readable: {log.unreadable}", readable=False)
     run = log.run
@@ -130,10 +130,10 @@ def staged_s(log: Log) -> float:
 
 
 def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Strong:
-    """Time to solution: the fastest and the slowest run are dropped, the rest averaged; one run that did not
-    converge counts as the slowest, two leave no score (MLPerf training rules, "Benchmark Results").
+    """Time to solution: the mean without the fastest and the slowest run. One run that did not converge counts as
+    the slowest; with two such runs, there is no score (MLPerf training rules, "Benchmark Results").
 
-    The score without staging is computed in the same way from the times without staging, so other runs may be
+    The score without staging is computed in the same way from the times without staging, so different runs may be
     dropped.
     """
     runs = [score_run(log, target) for log in logs]
@@ -175,10 +175,10 @@ def score_weak(
     total_scale: int | None = None,
     pruned: Sequence[Log] = (),
 ) -> Weak:
-    """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has removed.
+    """Throughput over the instances ``logs``; ``pruned``: the instances that the submitter has removed.
 
-    Instances that did not converge do not count; of those with the same seed, only the first counts. Without
-    ``total_scale`` (T, from the system description), T = M · S, as if all instances had run concurrently.
+    Instances that did not converge do not count; of several instances with the same seed, only the first counts.
+    Without ``total_scale`` (T, from the system description), T = M · S, as if all instances had run concurrently.
     """
     runs = []
     first_of: dict[str, Path] = {}
@@ -216,8 +216,8 @@ def score_weak(
 
 
 def instance_scale(log: Log) -> int | None:
-    """Compute units of one run according to its log: accelerators, or nodes if a node has none; None if they are
-    not logged."""
+    """Compute units of one run according to its log: accelerators, or nodes if a node has none; None if the log
+    does not state them."""
     nodes, accelerators = log.value("number_of_nodes"), log.value("accelerators_per_node")
     try:
         scale = int(nodes) * max(int(accelerators), 1)
@@ -227,8 +227,8 @@ def instance_scale(log: Log) -> int | None:
 
 
 def shared_scale(scale: int, total_scale: int, logs: Sequence[Log]) -> int:
-    """Compute units of one instance: as logged, but at most the ``total_scale`` units of the system divided
-    by the number of concurrent instances."""
+    """Compute units of one instance: the logged number, but at most ``total_scale``, the units of the system,
+    divided by the number of concurrent instances."""
     at_once = most_at_once(logs)
     return min(scale, max(total_scale // at_once, 1)) if at_once > 1 else scale
 

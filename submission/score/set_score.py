@@ -1,4 +1,4 @@
-"""A set of runs: its target, its score, and the rules that compare its logs."""
+"""The target and the score of a set of runs, and the rules that compare its logs."""
 
 import re
 from collections import Counter
@@ -38,7 +38,7 @@ system_desc_checker)."""
 
 
 def target_of(results: ResultSet) -> tuple[Target, int] | None:
-    """The target and the number of runs of a score: the set's own target, or the official one. None for an unknown
+    """The target of a set (its own, or the official one) and the number of runs per score. None for an unknown
     benchmark."""
     official = score_rules(results.benchmark)
     if official is None:
@@ -47,14 +47,14 @@ def target_of(results: ResultSet) -> tuple[Target, int] | None:
 
 
 def has_own_target(results: ResultSet) -> bool:
-    """Whether the target of the runs is not MLPerf's, as in a small preset, so that this is not an MLPerf
-    result."""
+    """Return whether the target of the runs differs from MLPerf's, as in small presets, so that the set is not an
+    MLPerf result."""
     official = score_rules(results.benchmark)
     return bool(official and results.target and results.target.value != official[0].value)
 
 
 def score_set(results: ResultSet) -> Strong | Weak:
-    """The score of a set by its metric."""
+    """The score of a set, computed for the set's metric."""
     rules = target_of(results)
     if rules is None:
         named = f"unknown benchmark {shown(results.benchmark)}"
@@ -69,7 +69,7 @@ def score_set(results: ResultSet) -> Strong | Weak:
 
 def scored_joules(score: Strong | Weak) -> dict[str, float]:
     """Mean joules per training by kind of counter, over the runs that make up the score (MLPerf Training, Power
-    Measurement Rules, "Scoring"). Kinds for which one of these runs has no complete figure are omitted."""
+    Measurement Rules, "Scoring"). A kind is omitted if a counter is missing in one of these runs."""
     runs = [
         whole_joules(energies_of(run.path))
         for run in score.runs
@@ -80,14 +80,14 @@ def scored_joules(score: Strong | Weak) -> dict[str, float]:
 
 
 def division_of(results: ResultSet) -> str:
-    """The division in the system description, else in the first log."""
+    """The division in the system description or, if it states none, in the first log."""
     described = (results.system_json or {}).get("division")
     logged = results.condensed[0].value("submission_division") if results.condensed else None
     return str(described or logged or "")
 
 
 def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Comparison | None:
-    """The set compared with the reference convergence points; None if there are none, or if the set has its
+    """Compare a set with the reference convergence points. None if there are no such points, or if the set has its
     own target."""
     rule = target_of(results)
     if rule is None or has_own_target(results):
@@ -102,8 +102,8 @@ def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Compari
 
 
 def _other_problem(results: ResultSet) -> tuple[int, int] | None:
-    """Training samples of the set and of the official data set, if they differ by more than a dropped incomplete
-    batch: one percent."""
+    """The numbers of training samples of the set and of the official data set, if they differ by more than one
+    percent, the margin for a dropped incomplete batch; otherwise None."""
     official = official_samples(results.benchmark)
     logged = [log.value("train_samples") for log in results.condensed]
     differ = [n for n in logged if isinstance(n, int) and abs(n - official) > 0.01 * official]
@@ -111,7 +111,8 @@ def _other_problem(results: ResultSet) -> tuple[int, int] | None:
 
 
 def official_samples(benchmark: str) -> int:
-    """Training samples of the official data set by MLPerf's name of the benchmark; 0 if unknown."""
+    """The number of training samples in the official data set of the benchmark that MLPerf calls ``benchmark``; 0
+    if unknown."""
     entry = registry.find_logged(benchmark)
     if entry is None or "closed" not in presets(entry.name):
         return 0
@@ -120,13 +121,13 @@ def official_samples(benchmark: str) -> int:
 
 
 def label(log: Log) -> str:
-    """The log's name or, in a run folder, the folder's name, since the logs in run folders all have the same
-    name."""
+    """The name of the log's file; for a log in a run folder, the name of the folder, since all these logs have the
+    same file name."""
     return log.path.parent.name if log.path.name == "run.log" else log.path.name
 
 
 def set_findings(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
-    """Findings on the set as a whole, beyond those on its logs."""
+    """Findings on the set as a whole, in addition to findings on its logs."""
     yield from _system_name(results)
     yield from _number_of_runs(results)
     yield from _readable(results)
@@ -184,7 +185,7 @@ def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
 
 
 def _readable(results: ResultSet) -> Iterator[Finding]:
-    """Findings on runs with unreadable evaluations, of which it is not known whether they converged."""
+    """Findings on unreadable logs, which do not show whether the run converged."""
     for log in results.condensed:
         if log.unreadable:
             remedy = "pass the log that the run wrote; older formats get official checks, but no score"
@@ -290,7 +291,8 @@ def _system_fields(results: ResultSet) -> Iterator[Finding]:
 
 
 def _scale(results: ResultSet) -> Iterator[Finding]:
-    """Compares the compute units of a run in the logs (S) with those of the system description (T)."""
+    """Findings on compute units: the number for one run in the logs (S) must fit the number in the system
+    description (T)."""
     total = results.total_scale
     scales = {scale for log in results.condensed if (scale := instance_scale(log))}
     if total is None or len(scales) != 1:

@@ -1,9 +1,9 @@
-"""The system description of a submission: the official fields, as far as the machine and Slurm provide them, and
-the names of missing fields.
+"""Creates the system description of a submission: the official fields, as far as the machine and Slurm provide
+them, and the names of missing fields.
 
 Fields and required values: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
-Nothing is guessed: a field is read from a file or a tool of the system, set by the user, or empty.
+Fields are never guessed: a field is read from a file or a tool of the system, set by the user, or empty.
 """
 
 import json
@@ -25,7 +25,7 @@ REQUIRED = (
     "accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling",
     "framework", "other_software_stack", "operating_system",
 )  # fmt: skip
-"""Fields that require a meaningful value."""
+"""Fields that must have a meaningful value."""
 OPTIONAL = (
     "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
     "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
@@ -33,7 +33,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not require; they are written only if set by the user."""
+"""Fields in the rules that the checker does not require; they are written only if the user sets them."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
@@ -67,13 +67,13 @@ class Description:
     open: tuple[str, ...]
 
     def to_json(self) -> str:
-        """The fields as a system description file."""
+        """The content of a system description file."""
         return json.dumps(self.fields, indent=2, ensure_ascii=False) + "\n"
 
 
 def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> Description:
-    """The description of a system of ``nodes`` (:func:`~mlhpc.submission.system.node.node_facts` of each), with
-    the fields ``given`` by the user taking precedence. A field in which the nodes differ is unknown."""
+    """The description of a system of ``nodes`` (:func:`~mlhpc.submission.system.node.node_facts` of each), in
+    which the fields ``given`` by the user take precedence. A field that differs between nodes is left empty."""
     read_fields: dict[str, Any] = {}
     hints = {key: " or ".join(map(json.dumps, values)) for key, values in CHOICES.items()}
     hints |= {key: hint for node in nodes for key, hint in node["hints"].items()}
@@ -96,8 +96,8 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
 
 
 def given_fields(settings: Iterable[str]) -> dict[str, str]:
-    """``key=value`` settings as fields. Raises UserError for a key that is not an official field and for a value
-    that is not allowed."""
+    """The fields set by ``key=value`` texts. Raises UserError for a key that is not an official field and for a
+    value that is not allowed."""
     given = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

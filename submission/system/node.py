@@ -1,5 +1,5 @@
-"""The facts of a node for the system description: processors, memory, disks, network, accelerators, from /proc,
-/sys and the vendors' tools. Nothing is guessed: fields that no file or tool provides are left out."""
+"""Reads the facts about a node for the system description: processors, memory, disks, network, accelerators, from
+/proc, /sys and the vendors' tools. Fields are never guessed: a field that no file or tool provides is omitted."""
 
 import os
 import re
@@ -19,8 +19,8 @@ from mlhpc.submission.system.description import ORDER
 
 
 def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
-    """``fields`` that can be read on this node, and ``hints`` for fields that can be read only in part; JSON
-    values. ``root`` replaces / in the paths of /proc, /sys and /etc.
+    """The facts about this node as JSON values: ``fields`` that can be read, and ``hints`` for fields that can be
+    read only in part. ``root``: the folder used as / for /proc, /sys and /etc.
     """
     of_accelerators, hints = _accelerators(env, root)
     fields: dict[str, Any] = (
@@ -40,7 +40,8 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
 
 
 def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
-    """Number of nodes, or a hint: outside a job the machine may be a login node, which is a different system."""
+    """The number of nodes of the job and an empty hint. On a Slurm system outside a job, an empty number and a
+    hint, since this may be a login node, which is a different system. Without Slurm, 1."""
     if count := env.get("SLURM_JOB_NUM_NODES"):
         return count, ""
     if shutil.which("sinfo"):
@@ -87,7 +88,7 @@ def _processors(root: Path) -> dict[str, str]:
 
 
 def _frequency(root: Path, model: str) -> str | None:
-    """The base frequency; if that cannot be read, the highest frequency, marked as such."""
+    """The base frequency of the processors; if it cannot be read, the highest frequency, marked as such."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     if base := text(folder / "base_frequency"):
         return f"{int(base) // 1000} MHz"
@@ -99,7 +100,7 @@ def _frequency(root: Path, model: str) -> str | None:
 
 
 def _caches(folder: Path) -> str | None:
-    """The caches of cpu0, one entry per level: size, kind, and the number of threads that share it."""
+    """The caches of cpu0, one entry per level: size, kind, and the number of threads that share the cache."""
     levels: dict[str, list[str]] = {}
     for index in sorted(folder.glob("index*")):
         level, size, shared = (text(index / name) for name in ("level", "size", "shared_cpu_list"))
@@ -118,8 +119,9 @@ def _count(cpus: str) -> int:
 
 
 def _memory(root: Path) -> dict[str, str]:
-    """Capacity: the memory blocks that are online (Linux, ABI/testing/sysfs-devices-memory), which is the
-    installed memory; else MemTotal, the part usable by the kernel. Modules: from EDAC, if available."""
+    """The memory of the node. Its capacity is the total of the memory blocks that are online (Linux,
+    ABI/testing/sysfs-devices-memory), which is the installed memory; if they cannot be read, MemTotal, the part
+    usable by the kernel. The memory modules are read from EDAC, if available."""
     fields = {}
     blocks = root / "sys/devices/system/memory"
     size = int(text(blocks / "block_size_bytes") or "0", 16)
@@ -148,8 +150,8 @@ _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|rbd)\d*")
 
 
 def _storage(root: Path) -> dict[str, str]:
-    """The node's own disks, from /sys/block (sizes there are in sectors of 512 bytes), and in the notes the
-    mounted shared file systems."""
+    """The local disks of the node, from /sys/block (which states sizes in sectors of 512 bytes), and, in the
+    notes, the mounted shared file systems."""
     disks = Counter(
         (_kind_of_disk(disk), f"{sectors * 512 / 1e9:.0f} GB")
         for disk in sorted(root.glob("sys/block/*"))
@@ -176,8 +178,8 @@ def _kind_of_disk(disk: Path) -> str:
 
 
 def _network(root: Path) -> dict[str, str]:
-    """InfiniBand and other RDMA ports (Linux, ABI/stable/sysfs-class-infiniband), Slingshot's hsn interfaces,
-    and Ethernet that is up and has hardware behind it."""
+    """InfiniBand and other RDMA ports (Linux, ABI/stable/sysfs-class-infiniband), Slingshot's hsn interfaces, and
+    physical Ethernet interfaces that are up."""
     ports = []
     for port in sorted(root.glob("sys/class/infiniband/*/ports/*")):
         if "ACTIVE" in text(port / "state"):
@@ -205,8 +207,8 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Fields and hints. NVIDIA's come from nvidia-smi; AMD's and Intel's tools report model and memory;
-    accelerators without a tool are only counted on the PCI bus."""
+    """Fields and hints about accelerators. For NVIDIA, they come from nvidia-smi; AMD's and Intel's tools report
+    model and memory; accelerators without a tool are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(
@@ -265,15 +267,15 @@ def _of_other_vendors(gpus: Sequence[Accelerator]) -> tuple[dict[str, str], dict
 
 
 def _nvlinks() -> str | None:
-    """The NVLinks of the first GPU: ``12 x 25 GB/s NVLink``."""
+    """The NVLinks of the first GPU as text, such as ``12 x 25 GB/s NVLink``."""
     first = output("nvidia-smi", "nvlink", "--status").split("\nGPU ")[0]
     rates = Counter(re.findall(r"Link \d+: ([\d.]+ GB/s)", first))
     return " + ".join(f"{n} x {rate.replace('.000', '')} NVLink" for rate, n in rates.items()) or None
 
 
 def _gpus_in_slurm(env: Mapping[str, str]) -> int | None:
-    """Number of GPUs of this node in Slurm's configuration (``Gres=gpu:a100:4(S:0-1)``), which may be more than a
-    job sees."""
+    """Number of GPUs of this node in Slurm's configuration (``Gres=gpu:a100:4(S:0-1)``), which may exceed the
+    number visible in the job."""
     if not (node := env.get("SLURMD_NODENAME")):
         return None
     answer = output("scontrol", "show", "node", "--oneliner", node)

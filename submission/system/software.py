@@ -13,17 +13,17 @@ SOFTWARE = {
     "Horovod": "horovod", "Keras": "keras", "NumPy": "numpy", "h5py": "h5py",
     "DALI": r"nvidia-dali-cuda\d+", "mlperf-logging": "mlperf-logging",
 }  # fmt: skip
-"""Entries of other_software_stack, each with a pattern for the package that has its version."""
+"""Entries of other_software_stack, each with a pattern for the name of the package whose version is stated."""
 CUDA_SOFTWARE = {
     "CUDA runtime": r"nvidia-cuda-runtime(-cu\d+)?", "cuBLAS": r"nvidia-cublas(-cu\d+)?",
     "cuDNN": r"nvidia-cudnn-cu\d+", "NCCL": r"nvidia-nccl-cu\d+",
 }  # fmt: skip
-"""Entries that count only if there is a GPU driver: frameworks install these packages on machines without a GPU,
-too."""
+"""Entries that are listed only if there is a GPU driver, since frameworks install these packages also on machines
+without a GPU."""
 
 
 def frameworks() -> list[str]:
-    """The installed frameworks, each with its version."""
+    """The installed frameworks with their versions, as text."""
     installed = packages()
     known = {"tensorflow": "TensorFlow", "tensorflow-cpu": "TensorFlow", "torch": "PyTorch"}
     versions = {name: installed[package] for package, name in known.items() if package in installed}
@@ -31,7 +31,7 @@ def frameworks() -> list[str]:
 
 
 def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Versions of installed packages and of the machine's tools, by name. ``root`` replaces / in the path of
+    """Versions of installed packages and of the machine's tools, by name. ``root``: the folder used as / for
     /proc.
     """
     installed = packages()
