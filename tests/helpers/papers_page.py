@@ -35,8 +35,9 @@ def document(rows: Rows) -> str:
         "figure that is only a picture no number is read off. Recomputing what a paper itself computes is a",
         "comparison of numbers; our model beside a paper's measurement is not, and is called modelled.",
         "Tolerances and tests were committed before the first run of their row, but what the published logs of",
-        "round 0.7 give was known before. Values are of one call of `make papers`, ten minutes on an otherwise",
-        "idle machine.",
+        "round 0.7 give was known before. Each row names the commit of its values. Most are of one call of",
+        "`make papers`, ten minutes on an otherwise idle machine; Han et al.'s figure 4 and DLIO's 4 and 6 are of",
+        "longer runs, beside other work: their first commands were too short, and one compared a network with itself.",
     ]
     for paper, title in registry().papers.items():
         lines += ["", f"## {title}", "", f"`{paper}`"]
