@@ -37,7 +37,7 @@ def document(rows: Rows) -> str:
         "Tolerances and tests were committed before the first run of their row, but what the published logs of",
         "round 0.7 give was known before. Each row names the commit of its values. Most are of one call of",
         "`make papers`, ten minutes on an otherwise idle machine; Han et al.'s figure 4 and DLIO's 4 and 6 are of",
-        "longer runs, beside other work: the first commands were too short, and one compared a network with itself.",
+        "longer runs, beside other work: their commands were too short, one compared a network to itself.",
     ]
     for paper, title in registry().papers.items():
         lines += ["", f"## {title}", "", f"`{paper}`"]
