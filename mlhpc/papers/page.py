@@ -39,10 +39,8 @@ def comparison(figure: Figure, measured: Measured | None) -> Table:
 
     def ours(number: Number) -> Cell:
         value = values.get(number.name)
-        tone = "error" if number.compared and number.name in values and not within(number, value) else ""
-        return Cell(
-            "" if value is None else five_digits(value), value="" if value is None else value, tone=tone
-        )
+        wrong = number.tolerance is not None and number.name in values and not within(number, value)
+        return Cell(five_digits(value), value="" if value is None else value, tone="error" * wrong)
 
     def relation(number: Number) -> str:
         value = values.get(number.name)
@@ -112,9 +110,7 @@ def _figures(figure: Figure, measured: Measured | None) -> tuple[Any, ...]:
 
     drawn: list[Any] = []
     values = measured.numbers if measured else {}
-    both = [
-        (n, value) for n in figure.number if n.printed > 0 and (value := values.get(n.name)) and value > 0
-    ]
+    both = [(n, value) for n in figure.number if n.printed > 0 and (value := values.get(n.name) or 0) > 0]
     if both:
         rows = [
             {"x": y, "y": name, "series": series, "says": f"{name}, {series}: {five_digits(y)} {n.unit}"}
@@ -164,6 +160,5 @@ def _dots(rows: list[dict[str, Any]], number: int) -> Any:
 def summary(rows: Rows) -> str:
     """The number of figures per verdict, as a sentence."""
     totals = counted(rows)
-    return f"{count(totals.total(), 'figure')}: " + ", ".join(
-        f"{totals[word]} {word}" for word in MEANINGS if totals[word]
-    )
+    counts = ", ".join(f"{totals[word]} {word}" for word in MEANINGS if totals[word])
+    return f"{count(totals.total(), 'figure')}: {counts}"

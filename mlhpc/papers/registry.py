@@ -33,11 +33,6 @@ class Number(_Entry):
     ours: str = ""
     tolerance: float | None = Field(None, ge=0, le=0.5)
 
-    @property
-    def compared(self) -> bool:
-        """Whether this suite's value counts in the verdict."""
-        return self.tolerance is not None
-
 
 class Trend(_Entry):
     """A statement about order or direction that a paper makes in words (``says``), and the expression that must be

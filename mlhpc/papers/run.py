@@ -64,12 +64,10 @@ class Runner:
         return measured
 
     def _result(self, command: str, work: Path) -> Any:
-        if command in self._read:
-            return self._read[command]
-        result = _json_of([word.replace("{logs}", str(self.logs)) for word in shlex.split(command)], work)
-        if "{logs}" in command:  # the result depends on no file of this figure
-            self._read[command] = result
-        return result
+        if command not in self._read or "{logs}" not in command:  # others read files of their own figure
+            words = [word.replace("{logs}", str(self.logs)) for word in shlex.split(command)]
+            self._read[command] = _json_of(words, work)
+        return self._read[command]
 
 
 def _json_of(words: list[str], work: Path) -> Any:

@@ -1,12 +1,11 @@
 """The verdict of a comparison, computed from the registry and the measured values whenever it is shown."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from mlhpc.papers.registry import Figure, Number
-from mlhpc.quantities import digits
+from mlhpc.quantities import count, digits
 
 MEANINGS = {
     "agrees": "every number that is compared lies within its tolerance of the printed one, and every test of a "
@@ -50,13 +49,16 @@ def judge(figure: Figure, measured: Measured | None) -> Verdict:
         return Verdict(f"needs a {figure.needs}", "ours is modelled" if measured and measured.numbers else "")
     if measured is None or measured.basis != figure.basis:
         return Verdict("not run", "")
-    compared = [number for number in figure.number if number.compared]
+    compared = [number for number in figure.number if number.tolerance is not None]
     outside = [number for number in compared if not within(number, measured.numbers[number.name])]
     failing = [trend for trend in figure.trend if not measured.trends[trend.says]]
-    counts = [_share(len(compared) - len(outside), len(compared), "number")] if compared else []
+    counts = [f"{len(compared) - len(outside)} of {count(len(compared), 'number')}"] if compared else []
     if figure.trend:
-        counts.append(_share(len(figure.trend) - len(failing), len(figure.trend), "trend"))
-    differing = [f"{n.name}: {_text(measured.numbers[n.name])} for {_text(n.printed)}" for n in outside]
+        counts.append(f"{len(figure.trend) - len(failing)} of {count(len(figure.trend), 'trend')}")
+    differing = [
+        f"{n.name}: {five_digits(measured.numbers[n.name]) or 'nothing'} for {five_digits(n.printed)}"
+        for n in outside
+    ]
     differing += [f"not so: {trend.says}" for trend in failing]
     details = "; ".join([*counts, *differing])
     if figure.modelled:
@@ -74,28 +76,19 @@ def within(number: Number, value: float | None) -> bool:
     return value is not None and abs(value - number.printed) <= most + 1e-12  # margin for rounding
 
 
-def _share(part: int, whole: int, what: str) -> str:
-    return f"{part} of {whole} {what}{'s' if whole > 1 else ''}"
-
-
 def five_digits(value: float | None) -> str:
     """``value`` as text with five digits, the precision of the papers; empty for None."""
     return digits(value, 5)
-
-
-def _text(value: float | None) -> str:
-    return "nothing" if value is None else five_digits(value)
 
 
 def record(figure: Figure, measured: Measured | None) -> dict[str, Any]:
     """A figure, its values and its verdict as JSON."""
     verdict = judge(figure, measured)
     values = measured.numbers if measured else {}
-    keys: Sequence[str] = ("name", "printed", "unit", "quote", "tolerance")
     return {
         "paper": figure.paper, "label": figure.label, "shows": figure.shows,
         "verdict": verdict.word, "details": verdict.details, "quotes": list(figure.quotes),
-        "printed": [{key: getattr(number, key) for key in keys} for number in figure.number],
+        "printed": [number.model_dump(exclude={"ours"}) for number in figure.number],
         "ours": [values.get(number.name) for number in figure.number],
         "trends": measured.trends if measured else {},
         "command": figure.command, "commands": list(figure.run.values()), "full_command": figure.full or None,
