@@ -4,6 +4,7 @@ predictions. The same files give the same record, wherever they are and whenever
 import contextlib
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ from mlhpc.record.series import CampaignRecord
 T = TypeVar("T")
 STORE = "MLHPC_HISTORY"
 """Environment variable with the store that runs, campaigns and emulations add themselves to."""
-ADDING_S = 5.0
-"""Maximum seconds that a run waits until its record is stored."""
+ADDING_S = 1.0
+"""Maximum seconds that a process waits, as its last act, until its record is stored."""
 
 
 def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
@@ -242,13 +243,16 @@ def _first(value: Any) -> float | None:
 
 
 def remember(path: Path) -> None:
-    """Add the run, campaign or emulation in ``path`` to the store named by ``STORE``, if that is set. Never
-    raises, and waits at most ``ADDING_S``: if the store fails or hangs, a warning is printed and the result is
-    kept."""
+    """Add the run, campaign or emulation in ``path`` to the store named by ``STORE``, if that is set. Called last,
+    when the result has been printed and all ranks have disconnected.
+
+    Never raises, and waits at most ``ADDING_S``: a store that fails or hangs costs a warning, which says how to add
+    the record later. A detached process would need no wait, but batch systems kill it with its job.
+    """
     store = os.environ.get(STORE)
     if not store:
         return
-    problem = [f"not written after {ADDING_S:.0f} s"]
+    problem = [f"not written within {ADDING_S:.0f} s"]
 
     def add() -> None:
         try:
@@ -262,4 +266,5 @@ def remember(path: Path) -> None:
     thread.start()
     thread.join(ADDING_S)
     if problem:
-        sys.stderr.write(f"mlhpc: warning: not in the history: {problem[0]}; add it with mlhpc history add\n")
+        later = shlex.join(["mlhpc", "history", "add", str(path), "--store", store])
+        sys.stderr.write(f"mlhpc: warning: not in the history: {problem[0]}; add it with: {printable(later)}\n")

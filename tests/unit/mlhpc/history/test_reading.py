@@ -1,8 +1,9 @@
 """What is added: results of this suite by themselves and by hand, and those of others."""
 
 import json
+import shlex
 import sqlite3
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,31 @@ def test_a_run_adds_itself_as_by_hand(tmp_path: Path, store: Path, capsys) -> No
     assert [row["name"] for row in added(capsys, run)] == [file.stem]
 
 
-@pytest.mark.parametrize("fails", ["full", "slow", "no run"])
+@pytest.mark.parametrize("fails", ["full", "no run"])
 def test_a_store_that_fails_costs_a_line(tmp_path: Path, monkeypatch, capsys, fails: str) -> None:
     run = make_run(tmp_path / "run")
-    monkeypatch.setattr(reading, "ADDING_S", 0.2)
-    match fails:
-        case "full":
-            monkeypatch.setenv("MLHPC_HISTORY", "/dev/full/store")
-        case "slow":
-            monkeypatch.setattr(reading, "put", lambda *_: time.sleep(60))
-        case "no run":
-            (run / "result.json").write_text("{")
+    if fails == "full":
+        monkeypatch.setenv("MLHPC_HISTORY", "/dev/full/store")
+    else:
+        (run / "result.json").write_text("{")
     reading.remember(run)
     err = capsys.readouterr().err
     assert err.startswith("mlhpc: warning: not in the history") and err.count("\n") == 1
+
+
+def test_a_store_that_hangs_holds_no_process_and_the_warning_says_how_to_add(
+    tmp_path: Path, store: Path, monkeypatch, capsys
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(reading, "ADDING_S", 0.1)
+    monkeypatch.setattr(reading, "put", lambda *_: answers.wait())
+    reading.remember(make_run(tmp_path / "a run"))  # returns although the store never answers
+    err = capsys.readouterr().err
+    answers.set()
+    assert "not written within" in err and err.count("\n") == 1 and not store.exists()
+    program, *words = shlex.split(err.partition("add it with: ")[2])
+    assert program == "mlhpc" and cli.main(words) == 0
+    assert len(list(store.iterdir())) == 1
 
 
 def test_a_damaged_run_does_not_keep_the_others_out(tmp_path: Path, capsys) -> None:
