@@ -246,8 +246,8 @@ def remember(path: Path) -> None:
     """Add the run, campaign or emulation in ``path`` to the store named by ``STORE``, if that is set. Called last,
     when the result has been printed and all ranks have disconnected.
 
-    Never raises, and waits at most ``ADDING_S``: a store that fails or hangs costs a warning, which says how to add
-    the record later. A detached process would need no wait, but batch systems kill it with its job.
+    Never raises, and waits at most ``ADDING_S``: a store that fails or hangs costs a warning, which says how to
+    add the record later. A detached process would need no wait, but batch systems kill it with its job.
     """
     store = os.environ.get(STORE)
     if not store:

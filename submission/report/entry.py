@@ -47,6 +47,7 @@ class Entry:
     samples of that published data set, or else those logged. ``scale``: compute units of one run. ``aborted``:
     number of runs that were terminated or never ended. ``staged``: where the staging records are. ``log_ids``
     identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with the same logs.
+    ``versions``: those of the preset, the parts and the data generator, as far as they are logged.
     """
 
     letter: str
@@ -78,6 +79,7 @@ class Entry:
     staged: str
     coarse: bool
     log_ids: frozenset[tuple[float, float]]
+    versions: Mapping[str, int]
     copy_of: str = ""
 
     @property
