@@ -204,6 +204,12 @@ class Result(Fields):
         """The joules of training by kind of counter, without incomplete figures."""
         return whole_joules(self.energy)
 
+    @property
+    def joules_per_sample(self) -> dict[str, float]:
+        """The joules of training per training sample, by kind of counter."""
+        samples = self.trained_samples
+        return {kind: joules / samples for kind, joules in self.joules.items() if samples}
+
 
 def energies_of(log: Path) -> dict[str, Energy]:
     """The energies of the run whose log is ``log``; empty if the run is not this suite's or has none."""

@@ -128,7 +128,6 @@ def run_figures(result: Result) -> RunFigures:
     epochs = len(result.epochs)
     trained = sum(known.get(part, 0.0) for part in ("data_wait", "step", "evaluation"))
     rates = [epoch.samples_per_s for epoch in result.epochs if epoch.samples_per_s]
-    joules, samples = result.joules, result.trained_samples
     sane = seconds is not None and seconds > 0
     return RunFigures(
         time_to_train_s=seconds if sane else None,
@@ -137,8 +136,8 @@ def run_figures(result: Result) -> RunFigures:
         epoch_s=trained / epochs if epochs and trained > 0 else None,
         samples_per_s=median(rates) if rates else None,
         parts_s=known,
-        joules=joules,
-        joules_per_sample={kind: value / samples for kind, value in joules.items() if samples},
+        joules=result.joules,
+        joules_per_sample=result.joules_per_sample,
         reached=result.status == "success",
         seed=result.seed,
     )
@@ -156,7 +155,7 @@ def campaign_record(path: Path, system: str | None) -> HistoryRecord:
             time_to_train_s=state.seconds,
             time_to_train_without_staging_s=state.without_staging_s,
             reached=state.state == "converged",
-            **same(state, "epochs", "seed"),
+            **same(state, "epochs", "seed", "joules", "joules_per_sample"),
         )
         for state in campaign.run_states
     )
@@ -267,4 +266,6 @@ def remember(path: Path) -> None:
     thread.join(ADDING_S)
     if problem:
         later = shlex.join(["mlhpc", "history", "add", str(path), "--store", store])
-        sys.stderr.write(f"mlhpc: warning: not in the history: {problem[0]}; add it with: {printable(later)}\n")
+        sys.stderr.write(
+            f"mlhpc: warning: not in the history: {problem[0]}; add it with: {printable(later)}\n"
+        )

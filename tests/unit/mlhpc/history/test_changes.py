@@ -104,7 +104,9 @@ def test_the_page_shows_the_change_and_what_differs(store: Path, tmp_path: Path,
 
 
 def test_after_a_compaction_no_link_is_dead(store: Path, tmp_path: Path) -> None:
-    packed, kept = (sorted(path.stem for path in store.iterdir())[part] for part in (slice(20), slice(20, None)))
+    packed, kept = (
+        sorted(path.stem for path in store.iterdir())[part] for part in (slice(20), slice(20, None))
+    )
     compact(store, [(name, "2026") for name in packed], 2026)
     out = tmp_path / "page.html"
     assert cli.main(["history", "page", "frontier", "--out", str(out)]) == 1

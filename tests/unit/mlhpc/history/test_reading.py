@@ -73,7 +73,8 @@ def test_a_damaged_run_does_not_keep_the_others_out(tmp_path: Path, capsys) -> N
 def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     for n in range(2):
         make_run(tmp_path / "runs" / f"run_0{n + 1}", result=lambda result, n=n: result.update(seed=n))
-    states = [{"name": f"run_0{n}", "state": "converged", "seconds": 60.0 + n, "epochs": 8} for n in (1, 2)]
+    states = [{"name": f"run_0{n}", "state": "converged", "seconds": 60.0 + n, "epochs": 8,
+               "joules": {"node": 100.0 * n}, "joules_per_sample": {"node": 2.0 * n}} for n in (1, 2)]  # fmt: skip
     campaign = {"benchmark": "cosmoflow", "preset": "smoke", "metric": "strong", "run_states": states,
                 "score": {"minutes": 1.0}}  # fmt: skip
     (tmp_path / "runs/campaign.json").write_text(json.dumps(campaign))
@@ -81,6 +82,7 @@ def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     assert sorted(row["kind"] for row in rows) == ["campaign", "run", "run"]
     (one,) = (row for row in rows if row["kind"] == "campaign")
     assert one["number_of_runs"] == 2 and one["time_to_train_s"] == 61.5 and one["score_s"] == 60.0
+    assert (one["joules"], one["joules_per_sample"]) == (150.0, 3.0)
 
 
 def test_a_tree_of_another_submitter_is_a_record_per_set(tmp_path: Path, capsys) -> None:
