@@ -255,8 +255,7 @@ def remember(path: Path) -> None:
 
     def add() -> None:
         try:
-            is_campaign = (path / "campaign.json").is_file()
-            put(Path(store), (campaign_record if is_campaign else folder_record)(path, None))
+            put(Path(store), next(records_below(path, None)))  # of a campaign, not its runs
             problem.clear()
         except Exception as error:  # whatever the error, the run has ended and its result is in its folder
             problem[:] = [printable(str(error))]
