@@ -43,6 +43,7 @@ from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import MISSED, QUIET, UserError, missing_package
+from mlhpc.history.reading import remember
 from mlhpc.quantities import bytes_text, count, seconds_text
 from mlhpc.record.breakdown import VERSION as PARTS_VERSION
 from mlhpc.record.conclusion import Conclusion, last_line
@@ -107,6 +108,8 @@ def main(options: argparse.Namespace) -> int:
             events, result = conclusion.write()
             write_rank_table(out, world, events)
         status = conclude(run, paths, evicted, events, result, out, world)
+    if world.rank == 0:
+        remember(out)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(status)
     return status
@@ -429,10 +432,6 @@ def conclude(
     _print_findings(rules.findings(context), world)
     if world.rank == 0:
         sys.stderr.write(last_line(result, out) + "\n")
-        if os.environ.get("MLHPC_HISTORY"):
-            from mlhpc.history.reading import remember
-
-            remember(out)
     return 0 if result.status in ("success", "emulated") else MISSED
 
 

@@ -207,6 +207,12 @@ class Result(Fields):
         """The joules of the run by kind of counter, without kinds for which a counter is missing."""
         return whole_joules(self.energy)
 
+    @property
+    def joules_per_sample(self) -> dict[str, float]:
+        """The joules of training per training sample, by kind of counter."""
+        samples = self.trained_samples
+        return {kind: joules / samples for kind, joules in self.joules.items() if samples}
+
 
 def energies_of(log: Path) -> dict[str, Energy]:
     """The energies of the run with the log ``log``; empty if the run was not made by this suite or has no

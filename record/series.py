@@ -15,7 +15,8 @@ Value = str | int | float | bool
 
 class RunState(Fields):
     """One run of a campaign. ``why``: the reason if the run did not converge; ``aborted``: number of aborted
-    attempts; ``evicted``: whether page caches were dropped before the run."""
+    attempts; ``evicted``: whether page caches were dropped before the run; ``joules`` and ``joules_per_sample``: by
+    kind of counter, without incomplete figures."""
 
     name: Text
     state: State
@@ -25,6 +26,8 @@ class RunState(Fields):
     epochs: Count | None = None
     evicted: bool | None = None
     init_s: Seconds | None = None
+    joules: dict[Name, Number] = Field(default_factory=dict)
+    joules_per_sample: dict[Name, Number] = Field(default_factory=dict)
     why: Text = ""
     aborted: Count = 0
 
@@ -42,7 +45,7 @@ class CampaignScore(Fields):
 
 class CampaignRecord(Fields):
     """A campaign. ``metric``: "strong" (time to solution) or "weak" (throughput). ``stopped``: the reason
-    if the campaign stopped early."""
+    if the campaign stopped early. ``joules``: mean per training over the runs of the score, by kind of counter."""
 
     mlhpc: Text | None = None
     benchmark: Name | None = None
@@ -55,6 +58,7 @@ class CampaignRecord(Fields):
     stopped: Text = ""
     run_states: tuple[RunState, ...] = ()
     score: CampaignScore = CampaignScore()
+    joules: dict[Name, Number] = Field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
 

@@ -3,8 +3,6 @@
 import contextlib
 import fcntl
 import os
-import secrets
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,7 +19,7 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
 
     Raises OSError.
     """
-    name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
+    name = f".{path.name}.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}{SUFFIX}"
     part = path.with_name(name)
     fd = -1
     try:  # also around os.open: an interrupt may come after the file is created, but before os.open returns

@@ -25,6 +25,7 @@ from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Result, Target
 from mlhpc.record.series import CampaignRecord, CampaignScore, RunState, State
 from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak
+from mlhpc.submission.score.set_score import scored_joules
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
         epochs=(len(result.epochs) or None) if result else None,
         evicted=result.source_evicted if result else facts.get("source_evicted"),
         init_s=ends.get("init", {}).get("seconds"),
+        joules=result.joules if result else {},
+        joules_per_sample=result.joules_per_sample if result else {},
         why=why,
         aborted=aborted,
     )
@@ -150,6 +153,7 @@ def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, w
         stopped=why,
         run_states=tuple(states),
         score=CampaignScore.model_validate(score, from_attributes=True),
+        joules=scored_joules(score),
         findings=tuple(findings(campaign, states)),
     )
     record.write(campaign.out / "campaign.json")

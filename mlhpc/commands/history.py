@@ -163,9 +163,7 @@ def _compact(options: argparse.Namespace) -> int:
 def _gate(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from rich.console import Console
-
-    from mlhpc.history import gating, tables
+    from mlhpc.history import gating
 
     store = _store(options)
     if options.nodes:
@@ -178,7 +176,11 @@ def _gate(options: argparse.Namespace) -> int:
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:
-        tables.print_gate(result, Console())
+        from rich.console import Console
+
+        from mlhpc.history.tables import print_gate
+
+        print_gate(result, Console())
     return result.status
 
 

@@ -156,7 +156,8 @@ def _run(options: argparse.Namespace) -> int:
         result = run(workload, Paths(data, out, checkpoints), settings, ["mlhpc", *options.argv], world)
         if world.rank == 0:
             _print_result(result, out, options.json)
-            remember(out)
+    if world.rank == 0:
+        remember(out)
     return 0
 
 

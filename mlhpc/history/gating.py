@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlhpc.benchmarks.toml_lines import read_toml
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.history.gate import METRICS, Gate, Measured, Rules, gate
 from mlhpc.history.health import health
@@ -33,6 +32,8 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
     invalid file or tolerance."""
     if path is None:
         return {"time_to_train_s": tolerance_of(tolerance)}
+    from mlhpc.benchmarks.toml_lines import read_toml  # imports pydantic
+
     _, content = read_toml(path, "pass a TOML file of rules")
     try:
         tables = content["rule"]

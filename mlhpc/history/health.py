@@ -39,9 +39,7 @@ def health(rows: Sequence[Measured], tolerance: float) -> Gate:
             test = tested(figure, (value,), baseline, {figure: tolerance}, plan=False)
             # The mean represents all other measurements, which are nearly the same for every node of the model.
             own = replace(test, node=node, when=when, baseline=(geometric_mean(others),) if baseline else ())
-            worst[node] = max(worst.get(node, own), own, key=_badness)
+            worst[node] = max(
+                worst.get(node, own), own, key=lambda each: (badness(each.verdict), each.ratio or ())
+            )
     return Gate(tuple(worst[node] for node in sorted(worst)), (), ())
-
-
-def _badness(test: Test) -> tuple[int, float]:
-    return badness(test.verdict), test.ratio[0] if test.ratio else 0.0

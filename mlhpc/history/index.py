@@ -13,7 +13,6 @@ import os
 import re
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,16 @@ from mlhpc.errors import UserError, did_you_mean, few
 from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
-VERSION = 1
+VERSION = 2
 """Version of the index; an index of a different version is rebuilt."""
 _SCHEMA = f"""
+PRAGMA page_size=16384;
 PRAGMA user_version={VERSION};
 CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
-CREATE TABLE records(name TEXT PRIMARY KEY, at TEXT, kind TEXT, target TEXT, body TEXT, runs TEXT);
-CREATE INDEX by_time ON records(at);
+CREATE TABLE records(name TEXT, at TEXT, kind TEXT, target TEXT, body TEXT, runs TEXT,
+                     PRIMARY KEY(at DESC, name)) WITHOUT ROWID;
 """
+"""Records are stored in the order in which they are listed, many to a page, which makes reading much faster."""
 _CONDITION = re.compile(r"\s*([a-z][\w.]*)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
 _NOT_MEASURED = ("withdrawal", "annotation")
 
@@ -181,6 +182,8 @@ def _loaded(path: Path) -> sqlite3.Connection:
 
 def _save(db: sqlite3.Connection, path: Path) -> None:
     """Write the index to ``path``; if the cache cannot be written, the index remains in memory only."""
+    import tempfile
+
     with contextlib.suppress(OSError, sqlite3.Error):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".history-", dir=path.parent) as folder:

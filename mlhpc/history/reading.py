@@ -4,6 +4,7 @@ and predictions. The record depends only on the files, not on their location or 
 import contextlib
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,8 +24,8 @@ from mlhpc.record.series import CampaignRecord
 T = TypeVar("T")
 STORE = "MLHPC_HISTORY"
 """Environment variable with the store to which runs, campaigns and emulations are added when they end."""
-ADDING_S = 5.0
-"""Maximum seconds that a run waits until its record is stored."""
+ADDING_S = 1.0
+"""Maximum seconds that a process waits, as its last act, until its record is stored."""
 
 
 def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
@@ -130,7 +131,6 @@ def run_figures(result: Result) -> RunFigures:
     epochs = len(result.epochs)
     trained = sum(known.get(part, 0.0) for part in ("data_wait", "step", "evaluation"))
     rates = [epoch.samples_per_s for epoch in result.epochs if epoch.samples_per_s]
-    joules, samples = result.joules, result.trained_samples
     sane = seconds is not None and seconds > 0
     return RunFigures(
         time_to_train_s=seconds if sane else None,
@@ -139,8 +139,8 @@ def run_figures(result: Result) -> RunFigures:
         epoch_s=trained / epochs if epochs and trained > 0 else None,
         samples_per_s=median(rates) if rates else None,
         parts_s=known,
-        joules=joules,
-        joules_per_sample={kind: value / samples for kind, value in joules.items() if samples},
+        joules=result.joules,
+        joules_per_sample=result.joules_per_sample,
         reached=result.status == "success",
         seed=result.seed,
     )
@@ -159,7 +159,7 @@ def campaign_record(path: Path, system: str | None) -> HistoryRecord:
             time_to_train_s=state.seconds,
             time_to_train_without_staging_s=state.without_staging_s,
             reached=state.state == "converged",
-            **same(state, "epochs", "seed"),
+            **same(state, "epochs", "seed", "joules", "joules_per_sample"),
         )
         for state in campaign.run_states
     )
@@ -249,17 +249,19 @@ def _first(value: Any) -> float | None:
 
 def remember(path: Path) -> None:
     """Add the run, campaign or emulation in ``path`` to the store named by the environment variable
-    ``MLHPC_HISTORY``, if it is set. Never raises, and waits at most ``ADDING_S``: if the store fails or hangs, a
-    warning is printed; the result in ``path`` is not affected."""
+    ``MLHPC_HISTORY``, if it is set. Called last, when the result has been printed and all ranks have disconnected.
+
+    Never raises, and waits at most ``ADDING_S``: if the store fails or hangs, a warning says how to add the record
+    later. A detached process would need no wait, but batch systems kill it with its job.
+    """
     store = os.environ.get(STORE)
     if not store:
         return
-    problem = [f"not written after {ADDING_S:.0f} s"]
+    problem = [f"not written within {ADDING_S:.0f} s"]
 
     def add() -> None:
         try:
-            is_campaign = (path / "campaign.json").is_file()
-            put(Path(store), (campaign_record if is_campaign else folder_record)(path, None))
+            put(Path(store), next(records_below(path, None)))  # of a campaign, not its runs
             problem.clear()
         except Exception as error:  # whatever the error, the run has ended and its result is in its folder
             problem[:] = [printable(str(error))]
@@ -268,4 +270,7 @@ def remember(path: Path) -> None:
     thread.start()
     thread.join(ADDING_S)
     if problem:
-        sys.stderr.write(f"mlhpc: warning: not in the history: {problem[0]}; add it with mlhpc history add\n")
+        later = shlex.join(["mlhpc", "history", "add", str(path), "--store", store])
+        sys.stderr.write(
+            f"mlhpc: warning: not in the history: {problem[0]}; add it with: {printable(later)}\n"
+        )

@@ -92,6 +92,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
         raise UserError(f"{', '.join(map(str, paths))}: no log to compare; pass runs or submission trees")
     ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
     lettered = _with_copies([replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)])
+    lettered = _with_versions(lettered)
     originals = [entry for entry in lettered if not entry.copy_of]
     return Comparison(
         tuple(lettered), tuple(_predictions(originals, configurations)), tuple(problems), tuple(paths)
@@ -118,6 +119,21 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
             entry = replace(entry, notes=(*entry.notes, note), copy_of=original if is_copy else "")
         checked.append(entry)
     return checked
+
+
+def _with_versions(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, with a note on those with other versions than the first of their problem that states any."""
+    marked, firsts = [], dict[object, Entry]()
+    for entry in entries:
+        first = firsts.setdefault(entry.problem, entry) if entry.versions else entry
+        other = [
+            f"{what} version {number}, not {first.versions[what]}"
+            for what, number in entry.versions.items()
+            if first.versions.get(what, number) != number
+        ]
+        note = f"not comparable with {first.letter}: {', '.join(other)} (docs/reference/stability.md)"
+        marked.append(replace(entry, notes=(*entry.notes, note)) if other else entry)
+    return marked
 
 
 def _predictions(

@@ -47,7 +47,7 @@ class Entry:
     samples of that published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
     ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
     or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
-    set with the same logs.
+    set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator.
     """
 
     letter: str
@@ -79,6 +79,7 @@ class Entry:
     staged: str
     coarse: bool
     log_ids: frozenset[tuple[float, float]]
+    versions: Mapping[str, int]
     copy_of: str = ""
 
     @property

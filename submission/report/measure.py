@@ -37,7 +37,8 @@ from mlhpc.submission.score.set_score import target_of
 def entries_of(results: ResultSet) -> list[Entry]:
     """The entries of a set, one per configuration."""
     keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_ranks",
-            "train_samples", "submission_benchmark", "submission_division", "resumed"]  # fmt: skip
+            "train_samples", "submission_benchmark", "submission_division", "resumed",
+            "preset_version", "parts_version"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
         keys += ["submission_org", "submission_platform"]
     groups: dict[tuple[object, ...], list[Log]] = {}
@@ -107,8 +108,16 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
         official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
         notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
-        log_ids=frozenset(filter(None, map(_log_id, logs))),
+        log_ids=frozenset(filter(None, map(_log_id, logs))), versions=_versions(logs),
     )  # fmt: skip
+
+
+def _versions(logs: list[Log]) -> dict[str, int]:
+    """The versions in the logs; an aborted run may have ended before it logged that of its data."""
+    stated = (
+        (what, _count(log.value(f"{what}_version"))) for what in ("preset", "parts", "data") for log in logs
+    )
+    return {what: number for what, number in stated if number}
 
 
 def _scored(

@@ -67,7 +67,9 @@ class Site:
             kind, _, epochs = outcome.partition("-")
             if epochs and not (self.folder / outcome).exists():
                 status = "success" if kind == "converged" else "failed"
-                make_run(self.folder / outcome, status=status, epochs=int(epochs))
+                node = {"joules": 100.0 * int(epochs), "counters": 1, "source": "Slurm, ipmi", "nodes": 1}
+                make_run(self.folder / outcome, status=status, epochs=int(epochs),
+                         result=lambda result, node=node: result.update(energy={"node": node}))  # fmt: skip
         (self.folder / "outcomes").write_text(json.dumps(outcomes))
 
     def words(self, *more):

@@ -1,6 +1,7 @@
 """Emulated runs: the real input pipeline, with steps that only wait."""
 
 import json
+import shlex
 from statistics import median
 
 import numpy as np
@@ -75,6 +76,20 @@ def test_two_ranks_take_the_step_that_a_training_measured(climate, tmp_path):
     # A step of 2 samples does not give the time of a step of 4.
     done = mlhpc("run", "deepcam", "--data", climate, "--compute", tmp_path / "trained", *words)
     assert done.returncode == 2 and "samples per rank" in done.stderr
+
+
+def test_a_run_adds_itself_last_and_says_how_to_add_it_later(climate, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    store.touch()  # not a folder: nothing can be added
+    monkeypatch.setenv("MLHPC_HISTORY", str(store))
+    words = ["--ranks", 2, "--compute", "0", *climate_settings("training.max_epochs=1")]
+    done = mlhpc("run", "deepcam", "--data", climate, "--out", tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    *_, outcome, warning = done.stderr.splitlines()
+    assert "not a training" in outcome and warning.startswith("mlhpc: warning: not in the history")
+    store.unlink()
+    _, *later = shlex.split(warning.partition("add it with: ")[2])
+    assert "1 new record" in mlhpc(*later).stdout
 
 
 def test_an_emulated_run_is_marked_and_never_scored(climate, tmp_path):

@@ -29,6 +29,9 @@ def test_ten_runs_make_a_score(site, capsys):
         statistics.mean(sorted(minutes)[1:-1]), rel=1e-6
     )
     assert site.record()["metric"] == "strong" and site.states() == ["converged"] * 10
+    joules = [made["joules"] for made in site.record()["run_states"]]
+    assert joules == [{"node": 100.0 * (n + 3)} for n in range(1, 11)]
+    assert site.record()["joules"] == {"node": 850.0}  # without the fastest run and the slowest
     output = capsys.readouterr().out
     assert f"{statistics.mean(sorted(minutes)[1:-1]):.4f} min" in output
     assert "not in the score: fastest" in output and "not in the score: slowest" in output

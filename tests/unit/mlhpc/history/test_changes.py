@@ -13,7 +13,7 @@ from golden.make_run import make_run
 from mlhpc import cli
 from mlhpc.history.changes import changes, smallest_step
 from mlhpc.history.reading import folder_record
-from mlhpc.history.store import put
+from mlhpc.history.store import compact, put
 from mlhpc.record.history import HistoryRecord
 
 
@@ -101,6 +101,18 @@ def test_the_page_shows_the_change_and_what_differs(store: Path, tmp_path: Path,
     assert "can show steps of" in page and "<script src" not in page
     links = set(re.findall(r'href="(store/\w+\.json)"', page))
     assert len(links) == 60 and all((tmp_path / link).is_file() for link in links)
+
+
+def test_after_a_compaction_no_link_is_dead(store: Path, tmp_path: Path) -> None:
+    packed, kept = (
+        sorted(path.stem for path in store.iterdir())[part] for part in (slice(20), slice(20, None))
+    )
+    compact(store, [(name, "2026") for name in packed], 2026)
+    out = tmp_path / "page.html"
+    assert cli.main(["history", "page", "frontier", "--out", str(out)]) == 1
+    page = out.read_text()
+    assert set(re.findall(r'href="store/(\w+)\.json"', page)) == set(kept)
+    assert all(name[:12] in page for name in packed)
 
 
 def test_without_a_change_the_status_is_0(store: Path, tmp_path: Path) -> None:

@@ -170,6 +170,17 @@ def test_a_slow_node_is_found(store: Path, capsys) -> None:
     )
 
 
+def test_the_json_of_nodes_grows_with_their_number_not_its_square(store: Path, capsys) -> None:
+    sizes = []
+    for nodes in (range(20), range(20, 80)):
+        for node in nodes:
+            rate = {"accelerator.bandwidth": 1e12 + node * 1e9}
+            put(store, HistoryRecord(kind="node", node=f"n{node:02}", machine="A100", figures=rate))
+        assert cli.main(["history", "gate", "--nodes", "--json"]) in (0, 1, 3)
+        sizes.append(len(capsys.readouterr().out))
+    assert 3 * sizes[0] < sizes[1] < 4.5 * sizes[0]  # 80 nodes instead of 20; the square would be 16
+
+
 def test_runs_of_a_campaign_that_missed_the_target_have_no_time_to_it() -> None:
     rows = runs(1.0, 3, 1)
     rows[2][1][0] |= {"time_to_train_s": 400.0, "reached": False}

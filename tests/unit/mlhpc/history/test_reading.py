@@ -1,8 +1,9 @@
 """What is added: results of this suite by themselves and by hand, and those of others."""
 
 import json
+import shlex
 import sqlite3
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,31 @@ def test_a_run_adds_itself_as_by_hand(tmp_path: Path, store: Path, capsys) -> No
     assert [row["name"] for row in added(capsys, run)] == [file.stem]
 
 
-@pytest.mark.parametrize("fails", ["full", "slow", "no run"])
+@pytest.mark.parametrize("fails", ["full", "no run"])
 def test_a_store_that_fails_costs_a_line(tmp_path: Path, monkeypatch, capsys, fails: str) -> None:
     run = make_run(tmp_path / "run")
-    monkeypatch.setattr(reading, "ADDING_S", 0.2)
-    match fails:
-        case "full":
-            monkeypatch.setenv("MLHPC_HISTORY", "/dev/full/store")
-        case "slow":
-            monkeypatch.setattr(reading, "put", lambda *_: time.sleep(60))
-        case "no run":
-            (run / "result.json").write_text("{")
+    if fails == "full":
+        monkeypatch.setenv("MLHPC_HISTORY", "/dev/full/store")
+    else:
+        (run / "result.json").write_text("{")
     reading.remember(run)
     err = capsys.readouterr().err
     assert err.startswith("mlhpc: warning: not in the history") and err.count("\n") == 1
+
+
+def test_a_store_that_hangs_holds_no_process_and_the_warning_says_how_to_add(
+    tmp_path: Path, store: Path, monkeypatch, capsys
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(reading, "ADDING_S", 0.1)
+    monkeypatch.setattr(reading, "put", lambda *_: answers.wait())
+    reading.remember(make_run(tmp_path / "a run"))  # returns although the store never answers
+    err = capsys.readouterr().err
+    answers.set()
+    assert "not written within" in err and err.count("\n") == 1 and not store.exists()
+    program, *words = shlex.split(err.partition("add it with: ")[2])
+    assert program == "mlhpc" and cli.main(words) == 0
+    assert len(list(store.iterdir())) == 1
 
 
 def test_a_damaged_run_does_not_keep_the_others_out(tmp_path: Path, capsys) -> None:
@@ -61,7 +73,8 @@ def test_a_damaged_run_does_not_keep_the_others_out(tmp_path: Path, capsys) -> N
 def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     for n in range(2):
         make_run(tmp_path / "runs" / f"run_0{n + 1}", result=lambda result, n=n: result.update(seed=n))
-    states = [{"name": f"run_0{n}", "state": "converged", "seconds": 60.0 + n, "epochs": 8} for n in (1, 2)]
+    states = [{"name": f"run_0{n}", "state": "converged", "seconds": 60.0 + n, "epochs": 8,
+               "joules": {"node": 100.0 * n}, "joules_per_sample": {"node": 2.0 * n}} for n in (1, 2)]  # fmt: skip
     campaign = {"benchmark": "cosmoflow", "preset": "smoke", "metric": "strong", "run_states": states,
                 "score": {"minutes": 1.0}}  # fmt: skip
     (tmp_path / "runs/campaign.json").write_text(json.dumps(campaign))
@@ -69,6 +82,7 @@ def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     assert sorted(row["kind"] for row in rows) == ["campaign", "run", "run"]
     (one,) = (row for row in rows if row["kind"] == "campaign")
     assert one["number_of_runs"] == 2 and one["time_to_train_s"] == 61.5 and one["score_s"] == 60.0
+    assert (one["joules"], one["joules_per_sample"]) == (150.0, 3.0)
 
 
 def test_a_tree_of_another_submitter_is_a_record_per_set(tmp_path: Path, capsys) -> None:

@@ -12,6 +12,7 @@ from golden.make_tree import Records, make_set, records, write_log
 from helpers.compare_logs import EVALUATED, SAMPLES, one, scaling_tree
 from helpers.page import Page
 
+from mlhpc import cli
 from mlhpc.submission.report.compare import compare, letter
 from mlhpc.submission.report.compare_page import page
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, NOT_LOGGED, OVER_ENDED
@@ -183,6 +184,26 @@ def test_sets_with_coarse_epochs_are_a_problem_of_their_own(tmp_path: Path) -> N
     assert [e.title.endswith("some epochs on coarser samples") for group in groups for e in group].count(
         True
     ) == 1
+
+
+def test_sets_of_other_versions_are_marked_on_the_console_and_in_json(tmp_path: Path, capsys) -> None:
+    for org, version in (("one", 1), ("same", 1), ("two", 2)):
+
+        def versions(number: int, made: Records, version: int = version) -> None:
+            for key, value in {"preset_version": version, "parts_version": 1}.items():
+                made.insert(0, {**made[0], "key": key, "value": value})
+
+        make_set(tmp_path / org, edit=versions)
+    make_set(tmp_path / "unknown")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    sets = {each["org"]: each for each in json.loads(capsys.readouterr().out)["sets"]}
+    mark = f"not comparable with {sets['one']['letter']}: preset version 2, not 1"
+    assert [org for org, each in sets.items() if any(note.startswith(mark) for note in each["notes"])] == [
+        "two"
+    ]
+    assert printed.count("not comparable") == 1 and mark in printed
 
 
 def test_overlapped_staging_is_a_note_of_its_set(tmp_path: Path) -> None:
