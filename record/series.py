@@ -15,7 +15,7 @@ Value = str | int | float | bool
 
 class RunState(Fields):
     """One run of a campaign. ``why``: the reason if the run did not converge; ``aborted``: number of aborted
-    attempts; ``evicted``: whether page caches were dropped before the run; ``joules`` and ``joules_per_sample``: by
+    attempts; ``evicted``: whether page caches were dropped before the run; ``joules``, ``joules_per_sample``: by
     kind of counter, without incomplete figures."""
 
     name: Text
