@@ -82,7 +82,7 @@ class LmdbFile:
         header = self._layout.header
         data = self._read(offset - header, header + length)
         if self._layout.number_and_kind(data) != (page, _OVERFLOW):
-            raise UserError(f"{self.path}: page {page} does not start a value; {_REMEDY}")
+            raise UserError(f"{self.path}: no value starts at page {page}; {_REMEDY}")
         return data[header:]
 
     def _read(self, offset: int, length: int) -> npt.NDArray[np.uint8]:

@@ -21,7 +21,7 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
     if not folder.get("exists"):
         make = f"mlhpc data make {benchmark or 'BENCHMARK'}"
         yield CheckResult(
-            "fail", "data set", f"{folder['path']} does not exist", f"pass --data, or generate one: {make}"
+            "fail", "data set", f"{folder['path']} does not exist", f"pass --data, or generate data: {make}"
         )
     elif "manifest_error" in folder:
         yield CheckResult("fail", "data set", folder["manifest_error"], "regenerate it: mlhpc data index DIR")

@@ -159,7 +159,7 @@ def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
     """The predicted time to train in seconds, with its interval. Raises UserError."""
     total = Model(machine, run).at(nodes).total_s
     if total is None:
-        raise UserError(f"no convergence of {run.benchmark}, preset {run.preset}, is published")
+        raise UserError(f"no convergence data are published for {run.benchmark}, preset {run.preset}")
     return total
 
 

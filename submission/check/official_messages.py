@@ -80,7 +80,7 @@ def no_rules(log: Log, rules: str) -> Finding:
     benchmark = str(log.value("submission_benchmark"))
     if not rules:
         remedy = "MLPerf has no rules for it: only the checks of this suite were run"
-        return Finding("run/rules", "expected", log.path.name, "a benchmark of MLPerf", benchmark, remedy)
+        return Finding("run/rules", "expected", log.path.name, "an MLPerf benchmark", benchmark, remedy)
     remedy = "only the checks of this suite were run; --ruleset selects the rules of another round"
     expected = "a round with rules in mlperf-logging"
     actual = without_rules(benchmark, rules)

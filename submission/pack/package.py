@@ -199,12 +199,12 @@ def _throughput_chosen(
             Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
                     "the log of every instance", "run.log is missing",
                     "not packed, because of --prune" if run.resolve() in pruned
-                    else "restore it, or exclude the instance with --prune")
+                    else "restore the log, or exclude the instance with --prune")
             for run in results.runs if run / "run.log" not in results.log_paths
         ]  # fmt: skip
     without_strong = {r.benchmark for r in sets} - {r.benchmark for r in sets if r.metric == "strong"}
     findings += [
-        Finding("pack/throughput", "warning", benchmark, "a time to solution besides the throughput", "none",
+        Finding("pack/throughput", "warning", benchmark, "a time to solution in addition to throughput", "none",
                 "pack both: throughput may not be reported alone (MLPerf HPC training rules 3.0)")
         for benchmark in sorted(without_strong)
     ]  # fmt: skip

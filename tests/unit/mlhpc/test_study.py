@@ -29,7 +29,7 @@ def test_sigusr1_ends_a_study_in_order(site, capsys):
         assert site.study(*vary) == 128 + signal.SIGUSR1
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert "interrupted; restart it to continue" in capsys.readouterr().out
+    assert "interrupted; restart the study to continue" in capsys.readouterr().out
     assert len(site.calls()) == 2 and (site.out / "study.html").exists()
     site.takes()
     assert site.study(*vary) == 0 and len(site.calls()) == 4

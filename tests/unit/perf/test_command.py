@@ -136,7 +136,7 @@ def test_the_errors_against_published_sets(capsys):
         (("cosmoflow", "--machine", "perlmutter", "--nodes", "0"), "--nodes: 0 is not"),
         (("cosmoflow", "--machine", "perlmutter", "--batch", "-3"), "--batch: -3 is not"),
         (("--against", "nowhere.csv"), "nowhere.csv cannot be read"),
-        (("blobs", "--against", "published"), "no measured set of 'blobs'"),
+        (("blobs", "--against", "published"), "no measured set for 'blobs'"),
         (("deepcam", "--preset", "closed-2048", "--machine", "cori-gpu"), "largest that fits"),
     ],
 )

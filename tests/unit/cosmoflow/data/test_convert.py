@@ -204,7 +204,7 @@ def of_another_type(raw: Path) -> None:
     "spoil, words",
     [
         (damaged, "cannot be read"),
-        (of_another_size, r"has shape \(8, 8, 8, 4, 4\), but others"),
+        (of_another_size, r"has shape \(8, 8, 8, 4, 4\), but other universes"),
         (without_parameters, r"no dataset 'unitPar' with 1 axes of float32"),
         (of_another_type, r"no dataset 'full' with 4 axes of int16"),
     ],
@@ -244,11 +244,11 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
     out = tmp_path / "out"
     run(raw, out, gzip=True)
     before = content(out)
-    with pytest.raises(UserError, match="another --sample, --codec or --packer; remove it"):
+    with pytest.raises(UserError, match="a different --sample, --codec or --packer; remove it"):
         run(raw, out, gzip=False)
-    with pytest.raises(UserError, match="another --sample, --codec or --packer"):
+    with pytest.raises(UserError, match="a different --sample, --codec or --packer"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, packer="isal", validation=0.25)
-    with pytest.raises(UserError, match="another --sample, --codec or --packer"):
+    with pytest.raises(UserError, match="a different --sample, --codec or --packer"):
         convert(raw, out, Solo(), 1, sample=6, validation=0.25)
     assert content(out) == before
 
