@@ -159,7 +159,7 @@ def show(
         say(console, f"{label(way, ways)}: {reason}")
     say(
         console,
-        f"upper bounds with {count(ceilings.threads, 'thread')}: memory copy {bytes_text(ceilings.copy, '/s')}; "
+        f"ceilings with {count(ceilings.threads, 'thread')}: memory copy {bytes_text(ceilings.copy, '/s')}; "
         f"the same files {bytes_text(ceilings.cold, '/s')} from storage (cold), {bytes_text(ceilings.warm, '/s')} "
         "from the page cache",
     )

@@ -201,7 +201,7 @@ def test_sentences_are_single_lines_in_a_pipe(monkeypatch):
     lines = page.getvalue().splitlines()
     assert lines[0].startswith("samples/s") and lines[0].endswith("memory used by the loader")
     assert any(
-        line.startswith("upper bounds with 1 thread: ") and line.endswith("page cache") for line in lines
+        line.startswith("ceilings with 1 thread: ") and line.endswith("page cache") for line in lines
     )
 
 
