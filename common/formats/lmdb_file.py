@@ -200,7 +200,7 @@ def _leaf_extents(fd: int, layout: _Layout) -> Iterator[_Int64s]:
             raise _beyond(os.fstat(fd).st_size, number, layout.page)
         expected = _LEAF if level == layout.depth else _BRANCH
         if layout.number_and_kind(page) != (number, expected):
-            raise _unreadable(f"page {number} is no {'leaf' if expected == _LEAF else 'branch'}")
+            raise _unreadable(f"page {number} is not a {'leaf' if expected == _LEAF else 'branch'}")
         nodes = _nodes(page, number, layout)
         if expected == _LEAF:
             yield _extents_in_leaf(page, number, nodes, layout)

@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
         help="page cache: drop the data before each epoch or only the first, fill it (warm), or leave it as it is "
         "(keep) (default: each)",
     )
-    run.add_count("--null-steps", "steps to repeat in memory (default: 50; 0: none)", default=50, least=0)
+    run.add_count("--null-steps", "steps to repeat with files in memory (default: 50)", default=50, least=0)
     run.add_argument(
         "--loader-cost", type=Path, help="file from io calibrate (default: costs are measured before the run)"
     )

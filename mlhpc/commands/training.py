@@ -75,7 +75,7 @@ def _add_campaign(commands: Commands) -> None:
     campaign.add_count("--ranks", "ranks of each run", default=0)
     campaign.add_count("--runs", "number of runs (default: as many as a score requires)")
     campaign.add_count("--instances", "concurrent runs: throughput instead of time to solution", default=1)
-    campaign.add_count("--number", "start only this run, for tasks of a job array")
+    campaign.add_count("--number", "start only the run with this number, for job arrays")
 
 
 def _add_study(commands: Commands) -> None:
@@ -93,7 +93,7 @@ def _add_study(commands: Commands) -> None:
     study.add_count("--repeats", "runs of each combination (default: 5)", default=5)
     study.add_count("--steps", "measured steps (default: 20)", default=20)
     study.add_count("--warmup", "warm-up steps before the measured ones (default: 5)", default=5, least=0)
-    study.add_count("--number", "start only this run, for tasks of a job array")
+    study.add_count("--number", "start only the run with this number, for job arrays")
     add_json(study)
 
 
@@ -112,7 +112,7 @@ def _add_tune(commands: Commands) -> None:
         help="numbers of ranks; the default configuration uses the first",
     )
     about = (
-        "range of multiples of the preset's learning rate, scaled by the root of the batch (default: 0.25,4)"
+        "range of multiples of the preset's learning rate times √(batch / preset's batch) (default: 0.25,4)"
     )
     tune.add_argument("--rate", type=quantities, default=[], metavar="LOW,HIGH", help=about)
     about = (

@@ -133,7 +133,7 @@ def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> 
     if "failed test: sorted(s['initialized_tensors'])" in message:
         remedy = "log weights_initialization once for each tensor of the reference, by its name"
         expected = "one weights_initialization for each tensor"
-        actual = "other tensors than the reference's"
+        actual = "tensors that differ from the reference's"
         return Finding(f"{rules}/weights_initialization", severity, name, expected, actual, remedy)
     if message == "No log lines detected":
         return finding("log", name, "MLLOG lines", log.unreadable or "none")

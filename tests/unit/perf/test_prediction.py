@@ -268,7 +268,7 @@ def test_an_efficiency_of_other_sets_says_of_which_layers_there_are_none():
     assert any("no published result of 2-D convolutions on A64FX" in note for note in prediction.notes)
     other = Model(machine("cori-gpu"), load("cosmoflow", "closed-512"), generation="MXNet 2021").at(8)
     assert any(
-        "the software is of another round than the published sets on V100" in note for note in other.notes
+        "the software is of a different round than the published sets on V100" in note for note in other.notes
     )
 
 

@@ -200,9 +200,7 @@ def test_sentences_are_single_lines_in_a_pipe(monkeypatch):
     bench_report.show(measured, reasons, agree, one, None, Console(file=page, width=40))
     lines = page.getvalue().splitlines()
     assert lines[0].startswith("samples/s") and lines[0].endswith("memory used by the loader")
-    assert any(
-        line.startswith("ceilings with 1 thread: ") and line.endswith("page cache") for line in lines
-    )
+    assert any(line.startswith("ceilings with 1 thread: ") and line.endswith("page cache") for line in lines)
 
 
 def test_figures_as_json(monkeypatch):
