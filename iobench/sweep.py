@@ -174,7 +174,7 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
             raise UserError(f"{data} must contain {kind} TFRecord files; convert it, or omit --confirm")
         places = [filesystem_of(path).mount_point for path in (data, sweep.folder)]
         if places[0] != places[1]:
-            raise UserError(f"{data} is on another file system than {sweep.folder}; choose another --out")
+            raise UserError(f"{data} is on a different file system from {sweep.folder}; choose another --out")
 
 
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:

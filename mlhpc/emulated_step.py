@@ -66,12 +66,14 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     measured = read(folder)
     config, result = measured.config, measured.result
     if config is None or result is None:
-        raise UserError(f"{folder} is not a complete run; choose another run, or pass SECONDS")
+        raise UserError(f"{folder} is not a complete run; choose another run, or pass --compute SECONDS")
     if config.benchmark != run.benchmark or config.emulation.enabled:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
-        raise UserError(f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass SECONDS")
+        raise UserError(
+            f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass --compute SECONDS"
+        )
     if getattr(config.training, "coarse_epochs", ()):
-        raise UserError(f"{folder} trained on coarser samples; choose another run, or pass SECONDS")
+        raise UserError(f"{folder} trained on coarser samples; choose another run, or pass --compute SECONDS")
     together = config.training.spatial_size
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
@@ -91,7 +93,9 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
     if not medians["train"]:
-        raise UserError(f"{folder} has no step times, which earlier versions did not record; pass SECONDS")
+        raise UserError(
+            f"{folder} has no step times, which earlier versions did not record; pass --compute SECONDS"
+        )
     step_s = min(medians["train"])
     return Emulation(step_s=step_s, eval_step_s=min(medians["eval"] or [FORWARD * step_s]))
 

@@ -181,7 +181,7 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
     if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
-        raise UserError(f"{universe.path}: --sample {sample} must divide its shape, {list(shape[:3])} voxels")
+        raise UserError(f"{universe.path}: --sample {sample} must divide the shape, {list(shape[:3])} voxels")
     return shape
 
 

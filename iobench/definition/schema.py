@@ -33,7 +33,7 @@ class Dataset(FrozenModel):
     samples_per_file: Count = 1
     sample_bytes: Bytes = Field(description="mean size of a sample, excluding the format's overhead")
     sample_bytes_stdev: BytesOrNone = Field(
-        0, description="standard deviation of a normal distribution; sizes are at least mean/100"
+        0, description="standard deviation; sizes are normally distributed and at least mean/100"
     )
     total_bytes: BytesOrNone = Field(
         0, description="expected value of files × samples_per_file × sample_bytes; 0: not checked"

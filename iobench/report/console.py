@@ -206,7 +206,7 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation is unreliable"
     say(
         console,
-        f"fitted to 1 and 2 ranks: measured {plain(one[0])} and {plain(two[0])} samples/s, simulated "
+        f"fitted to the runs on 1 and 2 ranks: measured {plain(one[0])} and {plain(two[0])} samples/s, simulated "
         f"{plain(one[1])} and {plain(two[1])}{doubt}",
     )
     if not fitted.told_apart:

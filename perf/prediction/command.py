@@ -126,7 +126,7 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
     say(
         console,
         "batch: samples per accelerator and step; time: time to train with its interval; data: where the data "
-        "set is",
+        "set is stored",
     )
     say(console, f"memory: {next((p for p in predictions if p.parts == 1), predictions[0]).fits}")
     if shortest and shortest.total_s:

@@ -243,7 +243,9 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str | None) -> None:
         if not exist(rules):
             raise UserError(f"no rules {rules.replace('_', ' ')} in mlperf-logging; choose another --ruleset")
     if len({rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
-        raise UserError(f"{' and '.join(benchmarks)} belong to HPC and to Training; pack them separately")
+        raise UserError(
+            f"{' and '.join(benchmarks)} belong to different suites, HPC and Training; pack them separately"
+        )
     if any(r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets):
         raise UserError("Training has no throughput metric; omit --weak")
 

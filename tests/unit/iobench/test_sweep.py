@@ -136,7 +136,7 @@ def test_two_storages_are_not_compared_for_two_compressions(tmp_path, monkeypatc
 
     monkeypatch.setattr(module, "filesystem_of", two)
     cosmoflow = made(tmp_path / "out", {"dataset.compression": ["gzip", "none"]}, "cosmoflow")
-    with pytest.raises(UserError, match=r"on another file system than .*; choose another --out"):
+    with pytest.raises(UserError, match=r"on a different file system from .*; choose another --out"):
         require_counterparts(cosmoflow, tmp_path)
 
 

@@ -222,7 +222,7 @@ def test_an_invalid_universe_is_named_on_every_rank(
 
 def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UserError, match=r"--sample 5 must divide its shape, \[12, 12, 12\] voxels"):
+    with pytest.raises(UserError, match=r"--sample 5 must divide the shape, \[12, 12, 12\] voxels"):
         convert(raw, out, Solo(), 1, sample=5, validation=0.25)
     with pytest.raises(UserError, match=r"--validation 1\.0 must be at least 0"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
