@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     gate.add_argument("--tolerance", default="5%", metavar="SHARE", help="slowdown to accept (default: 5%%)")
     gate.add_argument("--system", help="system of the run folders (default: as for history add)")
     gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="TOML file of metrics and tolerances")
-    gate.add_flag("--nodes", "compare each node's newest doctor --calibrate with its earlier ones")
+    gate.add_flag("--nodes", "compare each node's newest machine file with all others of its model")
     add_json(gate)
     page = add_command(actions, "page", _page, "write a page on a system: time series, changes, causes")
     page.add_argument("system", metavar="SYSTEM", help="the system")
