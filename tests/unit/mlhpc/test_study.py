@@ -210,7 +210,7 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=8192"],
-            "batch=8192: 5 warm-up + 20 measured steps exceed the 2 of an epoch",
+            "batch=8192: 5 warm-up + 20 measured steps exceed the 2 steps of an epoch",
         ),
         (["--vary", "batch=8", "--steps", "0"], "--steps: 0 is not"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats: 0 is not"),

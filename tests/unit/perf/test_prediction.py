@@ -191,7 +191,7 @@ def test_the_best_is_the_shortest_of_all():
     ("benchmark", "preset", "settings", "nodes", "says"),
     [
         ("cosmoflow", "closed-512", [], 3, "must be a multiple of"),
-        ("cosmoflow", "closed-64", [], 512, "at most 16, may share"),
+        ("cosmoflow", "closed-64", [], 512, "at most 16, can share"),
         ("deepcam", "closed-2048", [], 1, r"perlmutter.toml, line \d+: a local batch of 512 needs"),
         ("cosmoflow", "closed-512", [], 4096, r"line \d+: 4096 nodes requested, but"),
     ],

@@ -205,8 +205,8 @@ def of_another_type(raw: Path) -> None:
     [
         (damaged, "cannot be read"),
         (of_another_size, r"has shape \(8, 8, 8, 4, 4\), but other universes"),
-        (without_parameters, r"no dataset 'unitPar' with 1 axes of float32"),
-        (of_another_type, r"no dataset 'full' with 4 axes of int16"),
+        (without_parameters, r"no 1-dimensional float32 dataset 'unitPar'"),
+        (of_another_type, r"no 4-dimensional int16 dataset 'full'"),
     ],
 )
 def test_an_invalid_universe_is_named_on_every_rank(
@@ -256,7 +256,7 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
 def test_files_of_another_origin_are_detected(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "train").mkdir(parents=True)
     (tmp_path / "out" / "train" / "foreign.tfrecord").write_bytes(b"?")
-    with pytest.raises(UserError, match="109 files, but 108 were converted"):
+    with pytest.raises(UserError, match="109 files, but only 108 were converted"):
         run(raw, tmp_path / "out")
 
 
