@@ -43,7 +43,7 @@ def show(files: Files, nodes: int, ranks_per_node: int) -> None:
     console.print(
         "per node: the most bytes on any node. source reads, source opens: totals on the shared file system; each "
         "open includes an fstat and a close. per rank: the most opens by any rank, doubled by --evict. "
-        "max ÷ mean: of the nodes' source reads. node to node: bytes sent over the network.",
+        "max ÷ mean: largest source reads of a node over the mean. node to node: bytes sent over the network.",
         width=min(console.width, 100),
     )
     if nodes > 1 and (sent := exchanged_bytes(files, nodes)):

@@ -134,7 +134,7 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
         took = seconds_text(shortest.total_s[0])
         say(
             console,
-            "shortest over all batch sizes with published convergence and whole samples per accelerator: "
+            "shortest time over all batch sizes with published convergence and whole samples per accelerator: "
             f"{took}, {where}",
         )
     for note in (*model.limits(predictions), *notes_of(predictions)):

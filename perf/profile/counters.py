@@ -139,7 +139,7 @@ def read(path: Path, steps: int | None) -> Counters:
         kernels = parse(lines)
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{path}: {source} output cannot be read ({reason}); {_REMEDY}") from error
+        raise UserError(f"{path}: not valid {source} output ({reason}); {_REMEDY}") from error
     if all(kernel.flops is None and kernel.bytes is None for kernel in kernels.values()):
         raise UserError(
             f"{path}: {source} counted neither FLOPs nor bytes of memory; record the events named in "
