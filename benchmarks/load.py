@@ -73,7 +73,7 @@ def load_file(
     if own.get("benchmark") != benchmark:
         where = at_line(path, text, "benchmark")
         raise UserError(
-            f"{where}: this configuration is for {shown(own.get('benchmark'))}, not for {benchmark}"
+            f"{where}: this configuration is for {shown(own.get('benchmark'))}; pass one for {benchmark}"
         )
     try:
         return _validated(_over(own, dict(tables or {})), settings)

@@ -173,7 +173,8 @@ COSMOFLOW = Benchmark(
             Option("sample", "voxels along a side of a sample of a raw universe (default: 128)", int),
             Option(
                 "packer",
-                "of gzip files: zlib as in the official preparation (default), or isal, 25 times faster",
+                "compressor of gzip files: zlib (default), as in the official preparation, or isal, which is "
+                "25 times faster",
                 choices=("zlib", "isal"),
             ),
             Option("validation", "fraction of the raw universes held out (default: 1/9)", float),
@@ -218,7 +219,7 @@ DEEPCAM = Benchmark(
             Option("max-error", "bound of a lossy codec (default: 1e-3)", float),
             Option(
                 "error-of",
-                "the error is relative to this (default: range, of the channel)",
+                "what the error bound is relative to (default: range, that of the channel)",
                 str,
                 ("range", "value"),
             ),

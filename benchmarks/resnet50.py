@@ -124,9 +124,9 @@ class Staging(schema.Staging):
     @model_validator(mode="after")
     def _pack_needs_replicas(self) -> "Staging":
         if self.pack and self.mode == "shard":
-            raise ValueError("pack requires mode=replicate; set that, or convert the data before")
+            raise ValueError("pack requires mode=replicate; set that, or pack the data beforehand")
         if self.pack and self.read_once:
-            raise ValueError("pack and read_once cannot be combined; omit one, or convert the data before")
+            raise ValueError("pack and read_once cannot be combined; omit one, or pack the data beforehand")
         return self
 
 

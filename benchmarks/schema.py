@@ -314,8 +314,8 @@ class Study(FrozenModel):
             return steps
         if requested > steps:
             raise UserError(
-                f"{self.warmup_steps} warm-up + {self.steps} measured steps exceed the {steps} of an epoch; use "
-                "fewer steps or a smaller batch"
+                f"{self.warmup_steps} warm-up + {self.steps} measured steps exceed the {steps} steps of an epoch; "
+                "use fewer steps or a smaller batch"
             )
         return requested
 

@@ -104,12 +104,12 @@ def load(path: Path, network: Network) -> list[Array]:
     if sorted(weights) != sorted(wanted):
         odd = sorted(set(weights) ^ set(wanted))
         raise UserError(
-            f"{path} has weights of another network ({', '.join(odd[:3])}); use weights for this preset"
+            f"{path} has weights for a different network ({', '.join(odd[:3])}); use weights for this preset"
         )
     if odd := [
         name for name in wanted if weights[name].dtype != np.float32 or not np.isfinite(weights[name]).all()
     ]:
-        raise UserError(f"{path}: {odd[0]} has values that are not finite float32; export the weights again")
+        raise UserError(f"{path}: {odd[0]} has non-finite or non-float32 values; export the weights again")
     return [weights[name] for name in wanted]
 
 

@@ -153,11 +153,11 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
     """Raise UserError if ``in_a_run`` could not apply every possible recommendation to the data set ``data``."""
     workload = sweep.workload()
     if workload.suite != "mlhpc":
-        raise UserError(f"mlhpc run has no counterpart of workload {workload.name}; omit --confirm")
+        raise UserError(f"mlhpc run cannot train workload {workload.name}; omit --confirm")
     codecs = CODECS.get(workload.name, {})
     for key, values in sweep.axes.items():
         if key not in OF_A_RUN and not (key == COMPRESSION and codecs.keys() >= set(values)):
-            raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; omit --confirm")
+            raise UserError(f"mlhpc run cannot apply {key}={','.join(values)}; omit --confirm")
     manifest.require_folder(data)
     if not any(data.iterdir()):
         raise UserError(f"--confirm {data} is empty; pass a data set of {workload.name}")
@@ -167,7 +167,7 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
         facts = dataset.facts
         if samples_per_archive(dataset):
             raise UserError(
-                f"{data}: its samples are packed in archives; choose a data set without, or omit --confirm"
+                f"{data}: its samples are packed in archives; choose an unpacked data set, or omit --confirm"
             )
         # The published files are compressed, but have no manifest.
         if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
@@ -175,7 +175,7 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
             raise UserError(f"{data} must contain {kind} TFRecord files; convert it, or omit --confirm")
         places = [filesystem_of(path).mount_point for path in (data, sweep.folder)]
         if places[0] != places[1]:
-            raise UserError(f"{data} is on another file system than {sweep.folder}; choose another --out")
+            raise UserError(f"{data} is on a different file system from {sweep.folder}; choose another --out")
 
 
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:

@@ -103,7 +103,7 @@ def _reported(error: BaseException, options: argparse.Namespace) -> int | None:
     return status
 
 
-_INPUTS = "check the inputs, or see the place with --debug"
+_INPUTS = "check the inputs, or locate the error with --debug"
 
 
 def _reported_os_error(error: OSError) -> int | None:

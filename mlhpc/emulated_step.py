@@ -36,7 +36,7 @@ def require_supported(run: Run) -> None:
     """Raise UserError if ``run`` is emulated but its framework cannot emulate steps."""
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if run.emulation.enabled and not framework.emulates:
-        raise UserError(f"{run.benchmark} with {run.training.framework} does not support emulation; omit it")
+        raise UserError(f"{run.benchmark} in {run.training.framework} cannot be emulated; omit --compute")
 
 
 def refuse(run: Run, what: str) -> None:
@@ -66,12 +66,14 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     measured = read(folder)
     config, result = measured.config, measured.result
     if config is None or result is None:
-        raise UserError(f"{folder} is not a complete run; choose another run, or pass seconds")
+        raise UserError(f"{folder} is not a complete run; choose another run, or pass --compute SECONDS")
     if config.benchmark != run.benchmark or config.emulation.enabled:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
-        raise UserError(f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass seconds")
+        raise UserError(
+            f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass --compute SECONDS"
+        )
     if getattr(config.training, "coarse_epochs", ()):
-        raise UserError(f"{folder} trained on coarser samples; choose another run, or pass seconds")
+        raise UserError(f"{folder} trained on coarser samples; choose another run, or pass --compute SECONDS")
     together = config.training.spatial_size
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
@@ -91,7 +93,9 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
     if not medians["train"]:
-        raise UserError(f"{folder} has no step times, which earlier versions did not record; pass seconds")
+        raise UserError(
+            f"{folder} has no step times, which earlier versions did not record; pass --compute SECONDS"
+        )
     step_s = min(medians["train"])
     return Emulation(step_s=step_s, eval_step_s=min(medians["eval"] or [FORWARD * step_s]))
 
@@ -103,7 +107,9 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     from mlhpc.perf.prediction.model import predict, with_batch
 
     if name not in known() and not Path(name).is_file():
-        raise UserError(f"--compute {name} must be seconds, a run or a machine ({', '.join(known())})")
+        raise UserError(
+            f"--compute {name} must be a number of seconds, a run or a machine ({', '.join(known())})"
+        )
     machine_file = machine(name)
     nodes = -(-ranks // machine_file.per_node)
     together = run.training.spatial_size

@@ -70,7 +70,7 @@ def make(sweep: Sweep, number: int | None, console: Console) -> int:
             save(study)
     show(study, console)
     if status:
-        console.print("interrupted; restart it to continue")
+        console.print("interrupted; restart the study to continue")
         return status
     return 1 if failed else 0
 

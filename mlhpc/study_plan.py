@@ -162,7 +162,7 @@ def _check_servers(sweep: Sweep) -> None:
     if numbers and (sweep.stage or any(value != "shared" for value in sweep.axes.get("storage", ()))):
         raise UserError(f"--vary {SERVERS} reads the data set in place; omit --stage and --vary storage")
     if numbers and in_slurm(os.environ):
-        raise UserError(f"--vary {SERVERS} works only on a single machine; start it outside a Slurm job")
+        raise UserError(f"--vary {SERVERS} requires a single machine; start the study outside a Slurm job")
 
 
 def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:

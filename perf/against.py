@@ -123,7 +123,7 @@ def against(options: argparse.Namespace) -> int:
         names = sorted({c.row.benchmark for c in compared})
         if options.benchmark not in names:
             raise UserError(
-                f"no measured set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
+                f"no measured set for {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
             )
         compared = [c for c in compared if c.row.benchmark == options.benchmark]
     if options.json:
@@ -266,9 +266,8 @@ def show(compared: Sequence[Compared]) -> None:
     }
     ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
     print_table(table("errors", ordered, columns, text_columns=2), console, optional=1)
-    say(console, "error: of samples/s per accelerator; base: of the baseline; time: of the time to "
-                 "train, "
-                  "with T_staging as logged; !: outside the interval")  # fmt: skip
+    say(console, "error: relative error of samples/s per accelerator; base: error of the baseline; time: error of "
+                 "the time to train, with T_staging as logged; !: outside the interval")  # fmt: skip
     for name, lines in summaries_of(compared).items():
         for line in lines:
             say(console, f"{name}: {line}")

@@ -127,7 +127,7 @@ def _spread(benchmark: str, sets: Sequence[Published]) -> Spread:
     if len(own) < 2:
         own = [row for row in sets if row.use == "fit" and row.round != "v0.7"]
     if len(own) < 2:
-        raise UserError(f"{benchmark}: too few sets have a reference to give an interval for the epochs")
+        raise UserError(f"{benchmark}: too few sets marked fit to estimate an interval for the epochs")
     return spread_of([r.epochs[0] / _point(r) for r in own])
 
 

@@ -247,7 +247,7 @@ def parse(text: str, where: str, name: str) -> Machine:
 def _fact(value: Any, kind: type, wrong: Any, key: str) -> Any:
     if kind is list:
         good = isinstance(value, list) and all(isinstance(v, str) and v for v in value)
-        expected = "a list of texts"
+        expected = "a list of strings"
     elif kind is int:
         good = isinstance(value, int) and not isinstance(value, bool) and value > 0
         expected = "a whole number above 0"

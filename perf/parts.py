@@ -53,7 +53,7 @@ def of_sets(sets: Sequence[Published]) -> Parts:
 
 def _triple(values: Sequence[float]) -> Triple:
     if not values:
-        raise UserError("no set marked fit has known times of staging, evaluation and the rest")
+        raise UserError("the sets marked fit lack times for staging, evaluation or the remaining parts")
     return statistics.median(values), min(values), max(values)
 
 

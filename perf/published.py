@@ -217,7 +217,9 @@ def _row(row: dict[str, Any], where: str) -> Published:
             f"{where}: benchmark {row['benchmark']!r} has no performance model; choose from {', '.join(KNOWN)}"
         )
     if row.get("use") not in USES:
-        raise UserError(f"{where}: use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}")
+        raise UserError(
+            f"{where}: the column use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}"
+        )
     mean, rate = cells.number("epochs_to_converge_mean"), cells.number("train_samples_per_s_per_accel")
     accelerators, batch = cells.whole("accelerators_per_instance"), cells.whole("global_batch_size")
     return Published(

@@ -79,8 +79,8 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
     together = accelerators // batch
     if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
         raise UserError(
-            f"{accelerators} accelerators cannot share {batch} samples: a power of two, at most {_MOST_PARTS}, "
-            "may share each; use fewer nodes or a larger batch"
+            f"{accelerators} accelerators cannot share {batch} samples: only a power of two, at most "
+            f"{_MOST_PARTS}, can share a sample; use fewer nodes or a larger batch"
         )
     return together, 1
 

@@ -121,7 +121,8 @@ def _refusal(
     per node in the file system."""
     if not options:
         return UserError(
-            f"{machine.at('storage')}: no storage to read; add host.memory, storage.local or storage.shared_read"
+            f"{machine.at('storage')}: no storage to read from; add host.memory, storage.local or "
+            "storage.shared_read"
         )
     largest, capacity = max(options, key=lambda option: option[1])
     shared = largest.name == FILE_SYSTEM

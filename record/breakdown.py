@@ -31,7 +31,7 @@ PARTS = {
     "step": ("Training steps", "forward, backward, all-reduce, update"),
     "training": ("Training", "data wait and steps, where a log does not tell them apart"),
     "evaluation": ("Evaluation", "the quality metric over the whole evaluation set, its data wait included"),
-    "rest": ("Rest", "everything else inside the clock"),
+    "rest": ("Rest", "everything else in the timed region"),
 }
 """Label and meaning of each part, in the order in which reports show them."""
 

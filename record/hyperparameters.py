@@ -78,7 +78,7 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
             right = "a number or a name" if isinstance(value, bool) else "true or false"
             raise UserError(f"{path}: {key} is {_short(value)}, expected {right}")
         if _has_text(value) and get_origin(fields[key].annotation) is not Literal:
-            raise UserError(f"{path}: {key} is the text {_short(json.dumps(value))}, expected a number")
+            raise UserError(f"{path}: {key} is the string {_short(json.dumps(value))}, expected a number")
         values[key] = _plain(value, fields[key].annotation)
     logged = {key: log.value(key) for key in fields if log.value(key) is not None}
     for key, why in _class_of(benchmark).unclear(logged):

@@ -44,7 +44,7 @@ def result_sets(path: Path) -> list[ResultSet]:
     try:
         sets = list(_below(path))
     except RecursionError:
-        raise UserError(f"{path}: folders are nested too deeply; pass a deeper one") from None
+        raise UserError(f"{path}: folders are nested too deeply; pass one further down") from None
     if not sets and (path / "study.html").is_file():
         raise UserError(f"{path}: a study, whose runs are not results; see its report, {path / 'study.html'}")
     if not sets:

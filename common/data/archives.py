@@ -40,8 +40,8 @@ def require_unpacked(dataset: Manifest) -> None:
     """Raise UserError if the samples of ``dataset`` are packed, because converters read one file per sample."""
     if samples_per_archive(dataset):
         raise UserError(
-            f"{dataset.root} has archives; convert the original, or unpack them (unzip every "
-            f"*{SUFFIX} in its folder, remove the archive, run mlhpc data index)"
+            f"{dataset.root} contains archives; convert the original data set, or unpack this one (unzip every "
+            f"*{SUFFIX} in its folder, delete the archives, run mlhpc data index)"
         )
 
 

@@ -134,7 +134,7 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
     most, fewest = world.max([world.local_size, -world.local_size])
     if most != -fewest:
         raise UserError(
-            "staging.mode=shard requires the same number of ranks on every node; set mode=replicate"
+            "staging.mode=shard requires the same number of ranks on every node; set staging.mode=replicate"
         )
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 
@@ -145,7 +145,9 @@ def _require_samples(
     files = dataset.folder(folder)
     samples = _filtered(files, is_sample)
     if mode == "shard" and len(samples) < len(files):
-        raise UserError(f"{dataset.root / folder}: each sample has several files; set staging.mode=replicate")
+        raise UserError(
+            f"{dataset.root / folder}: shards require one file per sample; set staging.mode=replicate"
+        )
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
         raise UserError(
             f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but the manifest lists "

@@ -68,7 +68,8 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
         keys = recorded.keys() | requested.keys()
         differ = sorted(key for key in keys if recorded.get(key) != requested.get(key))
         raise UserError(
-            f"{out} has a data set made with another {', '.join(differ)}; remove it, or choose another folder"
+            f"{out} has a data set made with different settings ({', '.join(differ)}); "
+            "remove it, or choose another folder"
         )
 
 
@@ -122,7 +123,7 @@ def write_manifest_of_converted(
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
         there = count(len(converted.files), "file")
-        raise UserError(f"{out} contains {there}, but {files} were converted; choose an empty folder")
+        raise UserError(f"{out} contains {there}, but only {files} were converted; choose an empty folder")
     return converted
 
 

@@ -421,7 +421,7 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
         if available < needed:
             raise UserError(
                 f"{manifest.root / folder}: {count(available, 'sample')}, but {needed:,} "
-                f"{'is' if needed == 1 else 'are'} needed; choose a smaller preset, or make or download more data"
+                f"{'is' if needed == 1 else 'are'} needed; choose a smaller preset, or add samples"
             )
         each = 1 if available == number else manifest.facts.get("samples_per_archive")
         if isinstance(each, int) and each > 0:

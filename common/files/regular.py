@@ -14,7 +14,7 @@ def size_to_read(fd: int) -> int:
     any sample."""
     size = os.fstat(fd).st_size
     if size > LARGEST_SAMPLE:
-        raise OSError(errno.EFBIG, f"{size} bytes are more than a sample has")
+        raise OSError(errno.EFBIG, f"{size} bytes are more than a sample can have")
     return size
 
 

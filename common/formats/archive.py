@@ -80,7 +80,7 @@ def list_samples(
     ``is_sample`` is true, or, if there are archives, their members. Raises UserError like ``members``, and also if
     there are no samples or fewer than ``expected``; that message names ``kinds``, the expected kinds of files."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; pass the data set's folder with train/ in it")
+        raise UserError(f"{folder}: no such folder; pass the data set's folder, which contains train/")
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     samples: list[Sample] = [

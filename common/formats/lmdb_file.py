@@ -82,7 +82,7 @@ class LmdbFile:
         header = self._layout.header
         data = self._read(offset - header, header + length)
         if self._layout.number_and_kind(data) != (page, _OVERFLOW):
-            raise UserError(f"{self.path}: page {page} does not start a value; {_REMEDY}")
+            raise UserError(f"{self.path}: no value starts at page {page}; {_REMEDY}")
         return data[header:]
 
     def _read(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
@@ -202,7 +202,7 @@ def _leaf_extents(fd: int, layout: _Layout) -> Iterator[_Int64s]:
             raise _beyond(os.fstat(fd).st_size, number, layout.page)
         expected = _LEAF if level == layout.depth else _BRANCH
         if layout.number_and_kind(page) != (number, expected):
-            raise _unreadable(f"page {number} is no {'leaf' if expected == _LEAF else 'branch'}")
+            raise _unreadable(f"page {number} is not a {'leaf' if expected == _LEAF else 'branch'}")
         nodes = _nodes(page, number, layout)
         if expected == _LEAF:
             yield _extents_in_leaf(page, number, nodes, layout)

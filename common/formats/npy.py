@@ -39,7 +39,7 @@ def locate(fd: int, path: Path) -> Extent:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
-        problem = "holds Python objects" if dtype.hasobject else "is in Fortran order"
+        problem = "contains Python objects" if dtype.hasobject else "is in Fortran order"
         raise UserError(f"{path}: {problem} instead of plain values in C order; convert the data set again")
     extent = Extent(start.tell(), dtype, shape)
     if extent.end > (size := os.fstat(fd).st_size):

@@ -145,9 +145,9 @@ _KINDS = {
     b"\xfd7zXZ\0": "compressed with xz",
     b"\xff\xd8\xff": "a JPEG image",
     b"\x89PNG": "a PNG image",
-    b"<": "HTML or XML, as of an error page",
+    b"<": "HTML or XML, such as an error page",
     b"{": "JSON",
-    b"version https:": "a pointer of Git LFS, whose content was not downloaded",
+    b"version https:": "a Git LFS pointer, whose content was not downloaded",
 }
 """Kinds of files by their first bytes."""
 

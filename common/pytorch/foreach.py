@@ -92,7 +92,7 @@ class _Together(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.in_place and any(gradient is None for gradient in gradients):
             raise RuntimeError(
-                "a weight took no part in the step: its gradient would be that of an earlier one"
+                "a weight took no part in the step: its gradient would be left over from an earlier step"
             )
         held: list[Tensor] = []
         written: list[Tensor] = []

@@ -184,7 +184,7 @@ def frozen(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, obje
     """An objection naming the values on the host (``on_host``) that steps have changed; empty if there are
     none."""
     changed = {name for (name, old), (_, new) in zip(before, after, strict=True) if old != new}
-    return f"a graph would freeze what the optimizer has on the host: {', '.join(sorted(changed))}" * bool(
+    return f"a graph would freeze optimizer state kept on the host: {', '.join(sorted(changed))}" * bool(
         changed
     )
 

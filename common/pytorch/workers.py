@@ -166,6 +166,6 @@ def _require_shared_memory(batch_bytes: int, batches: int) -> None:
     if batches * batch_bytes > free:
         raise UserError(
             f"{SHARED}: {bytes_text(free)} free, but the workers of this node keep {batches} "
-            f"batches of {bytes_text(batch_bytes)} there; lower loading.workers or loading.prefetch, set "
-            "loading.loader=threads, or enlarge this folder"
+            f"batches of {bytes_text(batch_bytes)} in it; lower loading.workers or loading.prefetch, set "
+            "loading.loader=threads, or enlarge this file system"
         )

@@ -403,6 +403,6 @@ def _accept(listener: socket.socket) -> socket.socket | None:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(
-                f"cannot accept connections of other ranks: {error.strerror}; see: ulimit -n"
+                f"cannot accept a connection from another rank: {error.strerror}; raise the limit with ulimit -n"
             ) from error
         return None  # the peer has disconnected

@@ -53,7 +53,7 @@ class HorovodWorld(SocketWorld):
         if (hvd.rank(), hvd.size()) != (info.rank, info.size):
             raise UserError(
                 f"{info.launcher} started this as rank {info.rank} of {info.size}, but Horovod reports rank "
-                f"{hvd.rank()} of {hvd.size()}: it was built for another MPI, or cannot see the launcher "
+                f"{hvd.rank()} of {hvd.size()}: it was built for a different MPI, or cannot see the launcher "
                 "from inside a container; horovodrun --check-build shows its build"
             )
         roll_call = roll_call or _call_roll_over_horovod(info, listener.getsockname()[1], timeout_s)
@@ -80,7 +80,7 @@ def require_host_name() -> None:
         socket.getaddrinfo(name, None)
     except OSError:
         raise UserError(
-            f"the name of this host, {name}, has no address, which Horovod needs; add a line "
+            f"this node's host name, {name}, has no IP address, which Horovod needs; add a line "
             f"'127.0.1.1 {name}' to /etc/hosts, or train in PyTorch (training.framework=pytorch)"
         ) from None
 
@@ -149,7 +149,7 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
         address = roll_call.my_address()
         if ":" in address:
             raise UserError(
-                f"Horovod needs IPv4, and rank 0 is at {address}; set MLHPC_LEADER to an IPv4 address"
+                f"Horovod needs IPv4, but rank 0 is at {address}; set MLHPC_LEADER to an IPv4 address"
             )
         facts = {"address": address, "port": _serve_rendezvous(address, slots)}
     facts = roll_call.broadcast(facts)

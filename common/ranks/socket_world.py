@@ -132,7 +132,7 @@ class Mpi(Tree):
         if (comm.rank, comm.size) != (info.rank, info.size):
             raise UserError(
                 f"{info.launcher} started this as rank {info.rank} of {info.size}, but MPI reports rank "
-                f"{comm.rank} of {comm.size}: mpi4py uses another MPI than the launcher; unset {COLLECTIVES}"
+                f"{comm.rank} of {comm.size}: mpi4py and the launcher use different MPIs; unset {COLLECTIVES}"
             )
         return cls(None, (), mpi)
 

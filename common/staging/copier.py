@@ -141,7 +141,9 @@ def write_verified(
                 break
             atomic.write_all(fd, piece)
         if size != file.size:
-            raise UserError(f"{origin}: changed during the copy: {size} of {file.size} bytes; {remedy}")
+            raise UserError(
+                f"{origin} changed during the copy ({size} of {file.size} bytes copied); {remedy}"
+            )
         if file.crc32 is not None and crc != file.crc32:
             raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
         os.utime(fd, ns=(mtime_ns, mtime_ns))

@@ -196,7 +196,7 @@ def _require_room(target: Path, size: int) -> None:
     if size > filesystem.free_bytes:
         raise UserError(
             f"{target}: exchanging shards needs {bytes_text(size)}, but {filesystem.type} on "
-            f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} free; free some, choose "
+            f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} free; free some space, choose "
             "another --stage, or set staging.exchange=false"
         )
 

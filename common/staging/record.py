@@ -41,7 +41,7 @@ def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup,
     if record is None:
         raise UserError(f"{target}: contains a data set not written by staging; choose another --stage")
     if record["of"] != identity(manifest):
-        raise UserError(f"{target}: contains another staged data set; remove it or choose another --stage")
+        raise UserError(f"{target} has a different staged data set; remove it or choose another --stage")
     if in_use and record.get("exchanging"):
         raise UserError(f"{target}: another run exchanges shards in this folder; choose another --stage")
     atomic.sweep({target / folder for folder in {os.path.dirname(file.path) for file in before.files}})

@@ -87,7 +87,7 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
         node, low = next(pair for pair in lowest if pair[0] != pair[1])
         raise UserError(
             f"{target}: nodes {low} and {node} see the same folder, but shards need node-local storage; "
-            "choose another --stage, or mode replicate"
+            "choose another --stage, or set staging.mode=replicate"
         )
     by_target: dict[int, list[int]] = {}
     for rank, (_, low) in enumerate(lowest):

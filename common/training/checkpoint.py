@@ -146,7 +146,7 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"{path} is damaged, or belongs to another network ({reason}); choose another checkpoint"
+            f"{path} is damaged, or belongs to a different network ({reason}); choose another checkpoint"
         ) from error
 
 

@@ -119,7 +119,7 @@ class LookupTable:
             read = library.pco_decompress
             keys8 = read(frame, "keys8", "<u2", count8)
             if count8 and int(keys8.max()) > 255:
-                raise frame.error("holds a key above 255", "keys8")
+                raise frame.error("contains a key above 255", "keys8")
             keys = {True: keys8.astype("u1"), False: read(frame, "keys16", "<u2", count16)}
             tables = np.stack([read(frame, f"tables{i}", "<i2", rows) for i in range(values)], axis=1)
         else:

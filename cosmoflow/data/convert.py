@@ -92,7 +92,10 @@ def convert(
         return
     if archive:
         on_rank0(world, lambda: manifest.require_folder(source))
-        raise UserError(f"--archive packs samples, but {source} has universes; convert them without it first")
+        raise UserError(
+            f"--archive packs samples, but {source} contains universes; "
+            "convert the universes without --archive first"
+        )
     codec = codec or "gzip"
     sample, validation = division.get("sample", 128), division.get("validation", 1 / 9)
     require_listed(source, world, workers, lambda name: name.endswith(_SUFFIXES))
@@ -172,13 +175,13 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             data = file.get(name)
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
                 raise UserError(
-                    f"{universe.path} has no dataset {name!r} with {axes} axes of {np.dtype(kind)}; "
+                    f"{universe.path} has no {axes}-dimensional {np.dtype(kind)} dataset {name!r}; "
                     "pass raw universes"
                 )
             require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
     if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
-        raise UserError(f"{universe.path}: --sample {sample} must divide its shape, {list(shape[:3])} voxels")
+        raise UserError(f"{universe.path}: --sample {sample} must divide the shape, {list(shape[:3])} voxels")
     return shape
 
 
@@ -186,7 +189,7 @@ def _require_one_kind(universes: list[Universe], shapes: list[tuple[int, ...]]) 
     for universe, shape in zip(universes, shapes, strict=True):
         if shape != shapes[0]:
             raise UserError(
-                f"{universe.path} has shape {shape}, but others {shapes[0]}; convert one shape at a time"
+                f"{universe.path} has shape {shape}, but other universes {shapes[0]}; convert one shape at a time"
             )
 
 
@@ -274,7 +277,7 @@ class _Alike:
                 same = frame.peek(head) == (self.codec, self._shape)
         if not same:
             raise UserError(
-                f"{path}: truncated, or made with another --sample, --codec or --packer; remove it"
+                f"{path}: truncated, or made with a different --sample, --codec or --packer; remove it"
             )
 
 

@@ -231,7 +231,7 @@ def _counts(path: Sample, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDA
 
 def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: Sample) -> None:
     if targets.size != y.size:
-        raise UserError(f"{path}: y has {targets.size} values, but the network predicts {y.size} targets")
+        raise UserError(f"{path}: y has {targets.size} values, but network.targets is {y.size}")
     y[...] = targets
 
 

@@ -120,7 +120,7 @@ def read_statistics(root: Path, channels: int) -> Statistics:
             scale = np.float32(1 / (high - low))
         if not (high > low and 0 < scale < np.inf):
             raise UserError(
-                f"{path}: {channel_name(channel, channels)} from {low} to {high} cannot be "
+                f"{path}: the range of {channel_name(channel, channels)} from {low} to {high} cannot be "
                 "normalised; recompute the statistics from the training samples"
             )
     return Statistics(minimum, maximum)

@@ -283,7 +283,7 @@ class Reader:
         if array.shape == shape and array.dtype.kind in kinds:
             return
         if len(array.shape) == 3 and array.shape[:2] == shape[:2] and array.shape != shape:
-            raise UserError(f"{path}: {name} has {array.shape[2]} channels instead of {shape[2]}")
+            raise UserError(f"{path}: {name} has {array.shape[2]} channels, not {shape[2]}; remove the file")
         kind = "floating point" if kinds == "f" else "integers"
         raise UserError(
             f"{path}: {name} is {array.dtype} {list(array.shape)}, expected {kind} {list(shape)}; "

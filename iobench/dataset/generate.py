@@ -105,8 +105,8 @@ def _require_dlios_own(layout: Layout) -> None:
             other = sorted(set(there) - set(layout.new_dlio_names(split)))
             if other:
                 raise UserError(
-                    f"{place} has {other[0]}, not one of the workload's {count(layout.files(split), 'file')}; "
-                    "choose another folder"
+                    f"{place} contains {other[0]}, which is not one of the workload's "
+                    f"{count(layout.files(split), 'file')}; choose another folder"
                 )
         first = next((file for file in range(layout.files(split)) if layout.name(split, file) in there), None)
         if first is not None:
@@ -185,7 +185,7 @@ def require_data(dataset: Dataset, root: Root) -> None:
     keys = sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
     if keys and not _is_part(keys, layout, recorded):
         differing = "; ".join(f"{key} is {recorded.get(key)}, not {wanted.get(key)}" for key in keys[:3])
-        raise UserError(f"{root} has data for another workload ({differing}); choose another --data")
+        raise UserError(f"{root} has data for a different workload ({differing}); choose another --data")
     for split in SPLITS:
         if not layout.files(split):
             continue

@@ -53,7 +53,7 @@ class ObjectStore:
 
     def __post_init__(self) -> None:
         if has_password(self.url) or has_password(self.endpoint):
-            raise UserError(f"the URL of the data: {NO_PASSWORDS}")
+            raise UserError(f"data URL: {NO_PASSWORDS}")
         protocol, _, path = self.url.partition("://")
         if not protocol or not path.strip("/"):
             raise UserError(f"{self.url}: no bucket in this URL; write one such as s3://bucket/prefix")
@@ -125,7 +125,9 @@ class ObjectStore:
             differ = sorted(
                 key for key in present.keys() | wanted.keys() if present.get(key) != wanted.get(key)
             )
-            raise UserError(f"{self} has a data set made with another {', '.join(differ)}; remove it")
+            raise UserError(
+                f"{self} has a data set made with different settings ({', '.join(differ)}); remove it"
+            )
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
         """The files among ``names`` that do not exist. Existing objects are complete, because they are written as
@@ -159,8 +161,8 @@ class ObjectStore:
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
-            f"{tempfile.gettempdir()} cannot be written: {error.strerror or error}; the data set's files "
-            f"are written there before their upload; set TMPDIR to a folder with enough space"
+            f"{tempfile.gettempdir()} cannot be written: {error.strerror or error}; files are written "
+            f"to this folder before their upload; set TMPDIR to a folder with enough space"
         )
 
     def size(self, name: str) -> int:

@@ -82,7 +82,7 @@ class Folder:
         if needed > filesystem.free_bytes:
             raise UserError(
                 f"{self.root}: {bytes_text(needed)} needed, but only {bytes_text(filesystem.free_bytes)} "
-                f"free in {filesystem.mount_point}; free some, or lower dataset.files"
+                f"free in {filesystem.mount_point}; free some space, or lower dataset.files"
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:

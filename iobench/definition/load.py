@@ -82,7 +82,7 @@ def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     settings = tuple(settings)
     if theirs := next(filter(_is_dlio, settings), None):
         raise UserError(
-            f"{where}: {theirs!r} is a key of DLIO's YAML files; for keys of workloads see mlhpc io list"
+            f"{where}: {theirs!r} is a key of DLIO's YAML files; mlhpc io list WORKLOAD shows a workload's keys"
         )
     try:
         tables = parse_toml(text)

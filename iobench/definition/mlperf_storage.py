@@ -136,7 +136,7 @@ def findings(
     if dataset.bytes < MEMORIES * memory_bytes * clients:
         times = digits(dataset.bytes / (memory_bytes * clients), 2)
         violations.append(
-            f"{count(dataset.files, 'file')} make only {times} times the clients' memory, but "
+            f"{count(dataset.files, 'file')} have only {times} times the clients' memory, but "
             f"{MEMORIES} times are required; set dataset.files={needed.files}"
         )
     steps = workload.steps_per_epoch(accelerators)

@@ -27,21 +27,21 @@ class Dataset(FrozenModel):
         "mlhpc", description="names and content of the files: the suite's own, or those of DLIO 2.0.0"
     )
     file_prefix: str = Field("img", pattern=r"^[A-Za-z0-9_.-]+$", description="prefix of DLIO's file names")
-    subfolders: CountOrNone = Field(0, description="subfolders of DLIO's train; 0 or 1: none")
-    eval_subfolders: CountOrNone = Field(0, description="subfolders of DLIO's valid; 0 or 1: none")
+    subfolders: CountOrNone = Field(0, description="subfolders of DLIO's train folder; 0 or 1: none")
+    eval_subfolders: CountOrNone = Field(0, description="subfolders of DLIO's valid folder; 0 or 1: none")
     files: Count
     samples_per_file: Count = 1
     sample_bytes: Bytes = Field(description="mean size of a sample, excluding the format's overhead")
     sample_bytes_stdev: BytesOrNone = Field(
-        0, description="standard deviation; sizes are normally distributed, at least mean/100"
+        0, description="standard deviation; sizes are normally distributed and at least mean/100"
     )
     total_bytes: BytesOrNone = Field(
-        0, description="checked against files × samples_per_file × sample_bytes; 0: not checked"
+        0, description="expected value of files × samples_per_file × sample_bytes; 0: not checked"
     )
     eval_files: CountOrNone = 0
     compressibility: float = Field(1.0, ge=1, description="raw size / compressed size; 1: incompressible")
     compression: Literal["none", "gzip", "lzf"] = Field(
-        "none", description="HDF5: any of these; TFRecord: gzip only"
+        "none", description="for HDF5: none, gzip or lzf; for TFRecord: none or gzip"
     )
     compression_level: int = Field(4, ge=1, le=9)
     chunk_bytes: BytesOrNone = Field(
@@ -94,7 +94,7 @@ def _split(value: Any) -> Any:
 class Extent(FrozenModel):
     """A part of a sample that a reader requests."""
 
-    offset: BytesOrNone = Field(0, description="from the sample's first byte")
+    offset: BytesOrNone = Field(0, description="distance from the sample's first byte")
     bytes: Bytes
     transfer_bytes: BytesOrNone = Field(0, description="maximum size of a read; 0: all at once")
 
@@ -154,7 +154,7 @@ class Reader(FrozenModel):
 
     batch_size: Count = Field(1, description="samples per rank and step")
     eval_batch_size: Count = 1
-    threads: CountOrNone = Field(1, description="reader threads; 0: the loop reads, so no I/O is hidden")
+    threads: CountOrNone = Field(1, description="reader threads; 0: the training loop reads, without overlap")
     prefetch: Count = Field(2, description="maximum number of batches ready or in progress")
     partition: bool = Field(
         True, description="each rank reads only its share of the samples; false: all samples"
@@ -164,7 +164,7 @@ class Reader(FrozenModel):
         "sequential", description="order of a rank's samples; random: drawn with replacement"
     )
     transfer_bytes: BytesOrNone = Field(
-        0, description="maximum size of a read; 0: whole samples; npz: as NumPy reads"
+        0, description="maximum size of a read; 0: whole samples (npz: the sizes that NumPy uses)"
     )
     reopen: bool = Field(False, description="open the file again for each sample, as a stateless loader does")
     advice: Literal["normal", "sequential", "random"] = Field(
@@ -178,8 +178,10 @@ class Reader(FrozenModel):
         (),
         description="parts of a sample to read, in this order (binary format only); none: the whole sample",
     )
-    loader: Loader = Field("none", description="Python loader whose cost is added to that of reading")
-    loader_cost: LoaderCost | None = Field(None, description="none: measured before the run")
+    loader: Loader = Field("none", description="Python loader whose cost is added to the cost of reading")
+    loader_cost: LoaderCost | None = Field(
+        None, description="cost of the loader; none: measured before the run"
+    )
     handed_bytes: BytesOrNone = Field(
         0, description="size of a sample that a worker passes on; 0: sample_bytes"
     )
@@ -226,9 +228,7 @@ class Train(FrozenModel):
 
 class Evaluation(FrozenModel):
     every_epochs: CountOrNone = Field(0, description="0: never")
-    first_epoch: CountOrNone = Field(
-        0, description="epoch after which the first takes place; 0: every_epochs"
-    )
+    first_epoch: CountOrNone = Field(0, description="epoch of the first evaluation; 0: every_epochs")
     computation: Duration = Duration(mean=0.0)
 
 
@@ -238,19 +238,17 @@ class Checkpoint(FrozenModel):
 
     files: tuple[Bytes, ...] = Field((), description="sizes of the files that each writer writes")
     total_bytes: BytesOrNone = Field(
-        0, description="instead of files: total size, divided among the writing ranks"
+        0, description="total size, divided among the writing ranks; replaces files"
     )
     ranks: Literal["first", "all"] = "first"
     every_steps: CountOrNone = 0
     steps_of: Literal["run", "epoch"] = Field(
-        "run", description="count every_steps over the run, or anew in each epoch"
+        "run", description="whether every_steps counts the steps of the run or of each epoch"
     )
     every_epochs: CountOrNone = 0
-    first_epoch: CountOrNone = Field(
-        0, description="epoch after which the first takes place; 0: every_epochs"
-    )
-    writes: CountOrNone = Field(0, description="checkpoints written after training")
-    reads: CountOrNone = Field(0, description="checkpoints read back afterwards, with caches dropped")
+    first_epoch: CountOrNone = Field(0, description="epoch of the first checkpoint; 0: every_epochs")
+    writes: CountOrNone = Field(0, description="checkpoints to write after training")
+    reads: CountOrNone = Field(0, description="checkpoints to read after training, with caches dropped")
     fsync: bool = True
     transfer_bytes: Bytes = 4 << 20
 
@@ -275,7 +273,7 @@ class Metric(FrozenModel):
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
     exclude_start_steps: CountOrNone = Field(
-        1, description="first steps of each epoch that utilisation excludes"
+        1, description="steps at the start of each epoch that utilisation excludes"
     )
     exclude_end_steps: CountOrNone = 0
 
@@ -286,14 +284,14 @@ class Workload(FrozenModel):
     suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
         "", description="suite that defines the workload"
     )
-    dataset: Dataset | None = Field(None, description="none: nothing is read")
+    dataset: Dataset | None = Field(None, description="none: the workload reads no data")
     storage: Storage = Storage()
     reader: Reader = Reader()
     train: Train = Train()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     metric: Metric = Metric()
-    without_effect: tuple[str, ...] = Field((), description="keys of the DLIO file that have no effect")
+    without_effect: tuple[str, ...] = Field((), description="keys of the DLIO file that have no effect here")
     generate_data: bool = Field(False, description="io run generates the data if none exists yet")
     # Keys of ``storage`` that were set by a workload file, not by the user; these are proposals (run.data_of).
     _proposed: frozenset[str] = PrivateAttr(frozenset())

@@ -164,6 +164,6 @@ def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
-            f"{folder}: two checkpoints need {bytes_text(needed)}, but only {bytes_text(free)} are free; choose "
+            f"{folder}: two checkpoints need {bytes_text(needed)}, but only {bytes_text(free)} is free; choose "
             f"another folder with --checkpoints, or reduce their size"
         )

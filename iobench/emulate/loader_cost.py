@@ -73,7 +73,7 @@ def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
             return _read(given, kind).model_dump()
         try:
             print(
-                f"measuring the cost of the {kind} loader (io calibrate writes it to a file)", file=sys.stderr
+                f"measuring the cost of the {kind} loader (mlhpc io calibrate can save it)", file=sys.stderr
             )
             return _cost(calibrate(kind)).model_dump()
         except UserError as error:

@@ -22,10 +22,10 @@ def require_mpi(ranks: int, shared: bool) -> None:
     import h5py
 
     if not h5py.get_config().mpi:
-        raise UserError("reader.mpi_io requires h5py with MPI (HDF5_MPI=ON, or Debian's python3-h5py-mpi)")
+        raise UserError("reader.mpi_io requires h5py built with MPI (HDF5_MPI=ON; Debian: python3-h5py-mpi)")
     size = _mpi().COMM_WORLD.size
     if shared and size != ranks:
-        raise UserError(f"reader.mpi_io: MPI has {count(size, 'rank')}, not {ranks}; start with mpirun")
+        raise UserError(f"reader.mpi_io: MPI reports {count(size, 'rank')}, not {ranks}; start with mpirun")
 
 
 def _mpi() -> Any:

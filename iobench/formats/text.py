@@ -80,7 +80,7 @@ class Samples(formats.Samples):
             raise UserError(f"{self._file.path}: {error}; regenerate the data set") from error
         if table.shape != (len(self._sizes), names.count(b",") + 1):
             raise UserError(
-                f"{self._file.path}: expected {len(self._sizes)} rows with a number per column name, found "
+                f"{self._file.path}: expected {len(self._sizes)} rows with one number per column name, found "
                 f"{len(rows)}; regenerate the data set"
             )
         self._sizes = np.full(len(table), table.shape[1] - 1)

@@ -206,22 +206,22 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation is unreliable"
     say(
         console,
-        f"fitted to 1 and 2 ranks: measured {plain(one[0])} and {plain(two[0])} samples/s, simulated "
+        f"fitted to the runs on 1 and 2 ranks: measured {plain(one[0])} and {plain(two[0])} samples/s, simulated "
         f"{plain(one[1])} and {plain(two[1])}{doubt}",
     )
     if not fitted.told_apart:
         low, high = fitted.exclusive
         say(
             console,
-            f"the two ranks hardly competed: {low:.0%} to {high:.0%} of a read may block other readers, so more "
-            "ranks are a guess; repeat the run on two ranks with --set train.computation=0 --set reader.threads=4 "
-            "--set reader.prefetch=8",
+            f"the two ranks hardly competed: {low:.0%} to {high:.0%} of a read may block other reads, so results "
+            "for more ranks are a guess; repeat the run on two ranks with --set train.computation=0 "
+            "--set reader.threads=4 --set reader.prefetch=8",
         )
     say(
         console,
-        f"measured per sample: {plain(1e3 * service.device_s)} ms of storage alone, "
-        f"{plain(1e3 * service.latency_s)} ms with concurrent reads, {plain(1e3 * service.decode_s)} ms of one "
-        f"core; {plain(1e3 * service.open_s)} ms to open a file. Simulated: "
+        f"measured per sample: {plain(1e3 * service.device_s)} ms of exclusive storage time, "
+        f"{plain(1e3 * service.latency_s)} ms of concurrent reading, {plain(1e3 * service.decode_s)} ms of core "
+        f"time; {plain(1e3 * service.open_s)} ms to open a file. Simulated: "
         f"{count(system.targets, 'storage target')}, {count(system.metadata, 'metadata server')}, "
         f"{count(system.ranks_per_node, 'rank')} per node, with {count(system.cores, 'core')}",
     )

@@ -116,7 +116,9 @@ def read_log(path: Path, below: Path | None = None) -> Log:
     if below:
         log.files = [file for file in log.files if Path(file.path).is_relative_to(below.resolve())]
     if not log.files:
-        raise UserError(f"{path} has no reads{f' below {below}' if below else ''}; see darshan-parser {path}")
+        raise UserError(
+            f"{path} contains no reads{f' below {below}' if below else ''}; see darshan-parser {path}"
+        )
     return log
 
 

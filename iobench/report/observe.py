@@ -120,7 +120,7 @@ def read_observation(folder: Path) -> dict[str, float]:
         factors = read_object(folder / NAME, os.O_NOFOLLOW)["factors"]
         values = {name: float(factors[name]) for name in FACTORS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder} has no observation; record one with mlhpc io observe") from None
+        raise UserError(f"{folder} contains no observation; record one with mlhpc io observe") from None
     if not all(0 <= value < float("inf") for value in values.values()):
         raise UserError(f"{folder / NAME} contains invalid factors; run mlhpc io observe again")
     return values

@@ -57,11 +57,11 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     """
     by_ranks = {result["ranks"]: result for result in results}
     if sorted(by_ranks) != [1, 2]:
-        raise UserError("a simulation requires two runs of the workload, on one rank and on two")
+        raise UserError("a simulation requires runs of the workload on one rank and on two ranks")
     ran: dict[int, Workload] = {}
     for ranks, result in by_ranks.items():
         if _reads(result["workload"]) != _reads(workload.model_dump(mode="json", exclude_none=True)):
-            raise UserError(f"the run on {count(ranks, 'rank')} is of another workload; pass another run")
+            raise UserError(f"the run on {count(ranks, 'rank')} used a different workload; pass another run")
         ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
     for key in ("data", "filesystem", "object_store"):

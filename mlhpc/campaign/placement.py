@@ -44,8 +44,8 @@ def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, st
         ranks = max(1, campaign.ranks)
         if gpus < campaign.instances * ranks:
             raise UserError(
-                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, but "
-                f"found {count(gpus, 'GPU')}; start fewer, or set {_variable()}= to train on the CPU"
+                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, but only "
+                f"{count(gpus, 'GPU')} found; start fewer instances, or set {_variable()}= to train on the CPU"
             )
 
 

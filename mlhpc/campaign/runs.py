@@ -82,7 +82,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
     if campaign.metric == "weak" and 0 < len(queue) < campaign.runs:
         # Throughput counts from the first start to the last end, including any pause.
         console.print(
-            "throughput requires concurrent runs: all runs start again, earlier results are set aside"
+            "throughput requires concurrent runs: all runs start again, and earlier results are set aside"
         )
         queue = list(names)
     seeds = {state.seed for state in states if state.seed is not None}

@@ -21,7 +21,7 @@ def add(actions: Commands) -> None:
     samples = ", ".join(f"{name} {size.samples}" for name, size in sizes.items())
     batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
-    bench.add_argument("data", type=Path, nargs="+", help="data sets, such as one in several formats")
+    bench.add_argument("data", type=Path, nargs="+", help="data sets to compare, such as different formats")
     bench.add_count("--samples", f"training samples to read (default: {samples})")
     bench.add_argument("--batch", type=positives, help=f"local batch sizes, such as 1,4 (default: {batches})")
     bench.add_argument(
@@ -31,9 +31,9 @@ def add(actions: Commands) -> None:
         help="numbers of threads or processes, such as 1,2 (default: %(default)s)",
     )
     bench.add_argument("--loader", help="loaders, such as threads,workers (default: all)")
-    bench.add_argument("--sample-dtype", help="types, such as float32,float16 (default: the benchmark's)")
+    bench.add_argument("--sample-dtype", help="sample types, such as float16 (default: the benchmark's)")
     bench.add_count("--rounds", "rounds per combination (default: 3)", default=3)
-    bench.add_argument("--step-ms", type=quantity, help="time of a training step, to name bottlenecks")
+    bench.add_argument("--step-ms", type=quantity, help="milliseconds per training step, to find bottlenecks")
     add_json(bench)
 
 

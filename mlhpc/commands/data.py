@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
         "--archive",
         metavar="SAMPLES",
         type=positive,
-        help=f"samples to pack into each file ({packing}); unchanged without --codec",
+        help=f"samples to pack into each file ({packing}); without --codec, their format is kept",
     )
     convert.add_count("--workers", "threads per rank (default: %(default)s)", default=CORES)
     _add_options(convert, "convert")
@@ -68,7 +68,7 @@ def add(commands: Commands) -> None:
     show = add_command(actions, "show", _data_show, "draw a sample as an image")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument(
-        "sample", type=Path, help="a sample file; for resnet50 the data set, to show many images"
+        "sample", type=Path, help="a sample file; for resnet50 a data set, many of whose images are shown"
     )
     show.add_out_file(".png", "the picture (default: %(default)s)", default=Path("sample.png"))
     add_json(show)

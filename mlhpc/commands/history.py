@@ -18,7 +18,7 @@ SHOWN = 30
 def add(commands: Commands) -> None:
     history = add_command(commands, "history", print_help, "results over years: compare, gate, find changes")
     actions = history.add_subparsers(title="commands", metavar="", parser_class=Parser)
-    adding = add_command(actions, "add", _add, "add runs, studies, logs of others, ReFrame's database")
+    adding = add_command(actions, "add", _add, "add runs, studies, published logs, ReFrame databases")
     adding.add_argument("path", type=Path, nargs="+", metavar="PATH", help="runs, folders, logs, databases")
     adding.add_argument("--system", metavar="NAME", help="system (default: the cluster, or the host)")
     listing = add_command(actions, "list", _list, "list records, the newest last")
@@ -29,26 +29,26 @@ def add(commands: Commands) -> None:
     withdraw = add_command(
         actions, "withdraw", _withdraw, "withdraw a record: it is kept, but no longer counts"
     )
-    withdraw.add_argument("name", metavar="NAME", help="its name, or the beginning of its name")
+    withdraw.add_argument("name", metavar="NAME", help="the record's name, or the beginning of it")
     withdraw.add_argument("--reason", required=True, metavar="TEXT", help="why")
     annotate = add_command(actions, "annotate", _annotate, "note an event, such as maintenance")
     annotate.add_argument("text", metavar="TEXT", help="what happened")
     annotate.add_argument("--system", required=True, metavar="NAME", help="the system")
-    annotate.add_argument("--when", metavar="DATE", help="ISO 8601 (default: now)")
+    annotate.add_argument("--when", metavar="DATE", help="date in ISO 8601 (default: now)")
     export = add_command(actions, "export", _export, "copy records without the names of hosts and users")
     export.add_folder("--out", "a new store", required=True)
     _add_where(export)
-    compact = add_command(actions, "compact", _compact, "pack the records of past years, a file per year")
+    compact = add_command(actions, "compact", _compact, "pack the records of past years, one file per year")
     compact.add_count("--before", "pack years before this one (default: the current)", metavar="YEAR")
     gate = add_command(actions, "gate", _gate, "test new runs: 0 passed, 1 slower, 3 undecided")
     gate.add_argument("runs", nargs="*", metavar="RUN", help="folders, record names, or selections")
-    gate.add_argument("--baseline", metavar="SELECTION|NAME", help="such as last=40 or when>=2026-01,nodes=4")
-    gate.add_argument("--tolerance", default="5%", metavar="SHARE", help="passes (default: 5%%)")
-    gate.add_argument("--system", help="system of the folders (default: as for history add)")
+    gate.add_argument("--baseline", metavar="SELECTION|NAME", help="records, such as when>=2026-01,nodes=4")
+    gate.add_argument("--tolerance", default="5%", metavar="SHARE", help="slowdown to accept (default: 5%%)")
+    gate.add_argument("--system", help="system of the run folders (default: as for history add)")
     gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="TOML file of metrics and tolerances")
-    gate.add_flag("--nodes", "instead of runs: each node's newest doctor --calibrate against earlier ones")
+    gate.add_flag("--nodes", "compare each node's newest machine file with all others of its model")
     add_json(gate)
-    page = add_command(actions, "page", _page, "write a page of a system: time lines, changes, their causes")
+    page = add_command(actions, "page", _page, "write a page on a system: time series, changes, causes")
     page.add_argument("system", metavar="SYSTEM", help="the system")
     page.add_out_file(".html", "the page", required=True)
     _add_where(page)
@@ -57,7 +57,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_where(parser: Parser) -> None:
-    parser.add_repeatable("--where", "KEY=VALUE", "select by = != < <= > >=, * in texts, or last=N")
+    parser.add_repeatable("--where", "KEY=VALUE", "select records by = != < <= > >=, * in text, or last=N")
 
 
 def _store(options: argparse.Namespace) -> Path:

@@ -35,9 +35,9 @@ def add(commands: Commands) -> None:
         help="page cache: drop the data before each epoch or only the first, fill it (warm), or leave it as it is "
         "(keep) (default: each)",
     )
-    run.add_count("--null-steps", "steps to repeat in memory (default: 50; 0: none)", default=50, least=0)
+    run.add_count("--null-steps", "steps to repeat with files in memory (default: 50)", default=50, least=0)
     run.add_argument(
-        "--loader-cost", type=Path, help="costs from io calibrate (default: measured before the run)"
+        "--loader-cost", type=Path, help="file from io calibrate (default: costs are measured before the run)"
     )
     run.add_argument("--like", choices=("dlio",), help="read ahead past the last step, as DLIO does")
     run.add_flag("--trace", "write trace.json, for Perfetto or chrome://tracing")
@@ -50,11 +50,11 @@ def add(commands: Commands) -> None:
     calibrate = add_command(
         actions, "calibrate", _calibrate, "measure what the loaders of PyTorch and TensorFlow cost"
     )
-    calibrate.add_out_file(".json", "for io run --loader-cost")
+    calibrate.add_out_file(".json", "the costs, for io run --loader-cost")
     calibrate.add_flag("--json", "print the costs as JSON")
     sweep = add_command(actions, "sweep", _sweep, "find the fastest settings for a workload on this machine")
     _add_workload(sweep)
-    sweep.add_repeatable("--vary", "KEY=A,B", "a setting and its values; all combinations")
+    sweep.add_repeatable("--vary", "KEY=A,B", "a setting and its values; all combinations are run")
     sweep.add_folder("--out", "folder for the runs and their data", required=True)
     sweep.add_count("--ranks", "number of local ranks", default=1)
     sweep.add_count("--repeats", "runs of each combination (default: 3)", default=3)
@@ -70,11 +70,11 @@ def _add_simulate(actions: Commands) -> None:
     _add_workload(simulate)
     simulate.add_argument(
         "--runs", type=Path, nargs=2, required=True, metavar="RUN",
-        help="output folders of two io runs of the workload, on one rank and on two",
+        help="output folders of two io runs of the workload, on one rank and on two ranks",
     )  # fmt: skip
     ranks = "1,2,4,8,64,512,4096,8192"
     simulate.add_argument(
-        "--ranks", type=positives, default=ranks, metavar="N,...", help="default: %(default)s"
+        "--ranks", type=positives, default=ranks, metavar="N,...", help="ranks (default: %(default)s)"
     )
     simulate.add_count("--targets", "number of storage targets like the measured one (default: 1)", default=1)
     simulate.add_count("--metadata", "metadata servers (default: 1)", default=1)
@@ -85,7 +85,7 @@ def _add_simulate(actions: Commands) -> None:
 
 def _add_workload(parser: Parser) -> None:
     parser.add_argument(
-        "workload", metavar="WORKLOAD", help="a name (see mlhpc io list), .toml or DLIO .yaml"
+        "workload", metavar="WORKLOAD", help="a name (see mlhpc io list), a .toml file or a DLIO .yaml file"
     )
     add_set(parser)
     parser.set_defaults(parse_rest=_overrides)

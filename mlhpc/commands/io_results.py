@@ -22,7 +22,7 @@ def add(actions: Commands) -> None:
         metavar="SIZE",
         help="memory per client, such as 512G or 512GiB",
     )
-    sizes.add_count("--accelerators", "total of all clients", required=True)
+    sizes.add_count("--accelerators", "accelerators of all clients together", required=True)
     sizes.add_count("--clients", "nodes (default: 1)", default=1)
     sizes.add_flag("--json", "print JSON")
     check = add_command(actions, "check", _check, "check runs against the rules of MLPerf Storage")
@@ -39,7 +39,7 @@ def add(actions: Commands) -> None:
     report.add_out_file(".html", "the page (default: RUN/report.html)")
     similarity = add_command(actions, "similarity", _similarity, "compare two observations of io observe")
     similarity.add_argument(
-        "observations", type=Path, nargs=2, metavar="FOLDER", help="folders from mlhpc io observe"
+        "observations", type=Path, nargs=2, metavar="FOLDER", help="output folders of mlhpc io observe"
     )
     observe = add_command(actions, "observe", _observe, "record the reads of a command, or of Darshan's log")
     observe.add_folder("--out", "folder for the observation", required=True)
@@ -47,9 +47,9 @@ def add(actions: Commands) -> None:
     observe.add_argument(
         "--darshan", type=Path, metavar="LOG", help="read this log instead of running a command"
     )
-    observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
-    made = add_command(actions, "workload-from", _workload_from, "a workload that reads as a job did")
-    made.add_argument("log", type=Path, metavar="LOG", help="of Darshan")
+    observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="command, after --")
+    made = add_command(actions, "workload-from", _workload_from, "write a workload that reads as a job did")
+    made.add_argument("log", type=Path, metavar="LOG", help="a Darshan log")
     made.add_folder("--below", "count only files below this folder")
     made.add_out_file(".toml", "the workload, a new file", required=True)
     listing = add_command(actions, "list", _list, "list the workloads of the suite")

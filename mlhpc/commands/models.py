@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
         "predict what a run costs on a machine, before it runs",
     )
     predict.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=NAMES)
-    predict.add_argument("--preset", default="closed", help="a named size (default: closed)")
+    predict.add_argument("--preset", default="closed", help="a named set of settings (default: closed)")
     add_set(predict)
     add_machine(predict, "a machine of the suite, or a machine file")
     predict.add_count("--nodes", "default: a table over 1, 2, 4, … nodes")
@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "--against",
         type=Path,
         metavar="FILE.csv",
-        help="prediction errors for measured sets in this file, or 'published'",
+        help="show the errors of predictions for the measured sets in this file, or 'published'",
     )
     predict.add_flag("--what-if", "also predict the time with each machine figure doubled")
     predict.add_flag("--json", "print JSON")
@@ -48,7 +48,8 @@ def add(commands: Commands) -> None:
     profile.add_argument(
         "--device-model",
         metavar="NAME|FILE",
-        help="count kernel launches and their least time on this device (h100, mi300x, …); default preset: closed",
+        help="count kernel launches and their minimum time on this device (h100, mi300x, …); "
+        "the default preset is then closed",
     )
     profile.add_argument(
         "--counters",

@@ -17,7 +17,7 @@ LOGS, OUT = Path("data/hpc_results_v0.7"), Path("results/papers")
 
 def add(commands: Commands) -> None:
     papers = add_command(
-        commands, "papers", _papers, "show figures of five papers beside this suite's values"
+        commands, "papers", _papers, "compare figures of five papers with this suite's values"
     )
     papers.add_argument("paper", metavar="PAPER", nargs="?", help="such as architectural-requirements")
     papers.add_argument("label", metavar="LABEL", nargs="?", help='run this figure, such as "Figure 5"')

@@ -200,7 +200,7 @@ def print_help(options: argparse.Namespace) -> int:
 def add_benchmark(parser: Parser) -> None:
     """Add the argument BENCHMARK and the options ``--preset`` and ``--set``."""
     parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one from an installed package")
-    parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
+    parser.add_argument("--preset", default="smoke", help="a named set of settings (mlhpc presets BENCHMARK)")
     add_set(parser)
 
 
@@ -243,6 +243,6 @@ def add_ruleset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ruleset",
         metavar="VERSION",
-        help="HPC 1.0.0 to 3.0.0; for ResNet-50 training 0.6.0 to 4.0.0 (default: the round of a published "
-        "folder, else HPC 2.0.0, the last that times staging, or training 4.0.0)",
+        help="HPC 1.0.0 to 3.0.0; for ResNet-50, Training 0.6.0 to 4.0.0 (default: the round of a published "
+        "folder; otherwise HPC 2.0.0, the last that times staging, or Training 4.0.0)",
     )

@@ -32,24 +32,24 @@ def add(commands: Commands) -> None:
     rules = add_command(commands, "rules", _rules, "show closed-division rules, or check a preset")
     rules.add_argument("benchmark", metavar="BENCHMARK", nargs="?")
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
-    rules.add_argument("--preset", help="list rule violations of this preset")
+    rules.add_argument("--preset", help="list this preset's rule violations")
     rules.add_argument(
-        "--config", type=Path, metavar="FILE", help="rules for a config.toml or a tuned preset"
+        "--config", type=Path, metavar="FILE", help="list violations of this config.toml or tuned preset"
     )
     add_set(rules)
     add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
-    rules.add_argument("--stage", type=Path, help="the folder to stage it to")
+    rules.add_argument("--stage", type=Path, help="the folder to stage the data set to")
     add_json(rules)
     doctor = add_command(commands, "doctor", _doctor, "check or describe this machine")
     doctor.add_argument(
         "benchmark", metavar="BENCHMARK", nargs="?", help="also start this benchmark's framework"
     )
     doctor.add_folder("--data", "the data set of the planned run")
-    doctor.add_folder("--stage", "the folder to stage it to (default: $TMPDIR, /tmp)")
+    doctor.add_folder("--stage", "the folder to stage the data set to (default: $TMPDIR, /tmp)")
     doctor.add_folder(
         "--out",
-        "the folder for results; the file for --site (.sh), --calibrate (.toml) and --system (.json)",
+        "the folder for results; the file to write for --site (.sh), --calibrate (.toml) and --system (.json)",
         metavar="DIR|FILE",
     )
     doctor.add_count("--ranks", "number of local ranks", default=0)
@@ -58,8 +58,8 @@ def add(commands: Commands) -> None:
         "--site", metavar="NAME", help="write this machine's site file, run_scripts/sites/NAME.sh"
     )
     doctor.add_flag("--calibrate", "measure this machine and write a machine file, --out FILE.toml")
-    doctor.add_flag("--system", "the official system description, as JSON")
-    doctor.add_repeatable("--set", "FIELD=VALUE", "set a field of --system")
+    doctor.add_flag("--system", "write the official system description, as JSON")
+    doctor.add_repeatable("--set", "FIELD=VALUE", "set a field of the system description")
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    check = add_command(commands, "check", _check, "check runs against the official rules and our own")
+    check = add_command(commands, "check", _check, "check runs against the official rules and this suite's")
     add_results(check)
     add_json(check)
     score = add_command(commands, "score", _score, "compute MLPerf scores of result sets, and check them")
@@ -26,10 +26,10 @@ def add(commands: Commands) -> None:
         "--acceptance",
         type=Path,
         metavar="FILE",
-        help="judge by this tender (TOML), or check an archive that --out wrote",
+        help="judge the results by this tender (TOML), or check an archive that --out wrote",
     )
     score.add_folder("--out", "with --acceptance: write the evidence as an archive")
-    score.add_argument("--digest", metavar="SHA256", help="required digest of the archive's manifest")
+    score.add_argument("--digest", metavar="SHA256", help="digest that the archive's manifest must have")
     add_json(score)
     report = add_command(commands, "report", _report, "break down the time of one run or of several")
     report.add_argument("path", type=Path, nargs="+", help="runs, folders of runs, logs, submission trees")
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     report.add_argument(
         "--what-if",
         metavar="FACTORS",
-        help="recompute one run: storage=2x, compute=2x, ranks=4, comma-separated",
+        help="recompute the time of one run, for example with storage=2x,compute=2x,ranks=4",
     )
     add_json(report)
     _add_pack(commands)
@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
 
 def _add_pack(commands: Commands) -> None:
     pack = add_command(commands, "pack", _pack, "pack runs into the official submission tree, and check it")
-    pack.add_argument("runs", type=Path, nargs="*", help="folders of runs, campaigns, logs")
+    pack.add_argument("runs", type=Path, nargs="*", help="run folders, campaign folders, logs")
     pack.add_argument("--org", required=True, help="submitting organization")
     pack.add_argument(
         "--system",
@@ -65,7 +65,7 @@ def _add_pack(commands: Commands) -> None:
     )
     add_ruleset(pack)
     pack.add_argument(
-        "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="instances of the throughput metric"
+        "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="instances for the throughput metric"
     )
     pack.add_argument(
         "--prune",
@@ -139,7 +139,7 @@ def _acceptance(options: argparse.Namespace) -> int:
         print(f"to check: mlhpc score --acceptance {archive} --digest {digest}")
     elif not is_tender:
         unknown = "" if options.digest else "; the manifest's origin is not checked: pass --digest"
-        print(f"checked: every file has its checksum, and the figures are those of the logs{unknown}")
+        print(f"checked: all checksums match, and the figures follow from the logs{unknown}")
     return accepted.status
 
 

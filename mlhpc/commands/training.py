@@ -56,9 +56,11 @@ def _add_run(commands: Commands) -> None:
     run.add_argument(
         "--compute",
         metavar="SECONDS|RUN|MACHINE",
-        help="emulate: each step waits SECONDS, the step time of RUN, or that predicted for MACHINE",
+        help="emulate: each step waits SECONDS, the step time of RUN, or the one predicted for MACHINE",
     )
-    run.add_folder("--resume", "continue from another run's checkpoint; more training.max_epochs extend it")
+    run.add_folder(
+        "--resume", "continue from another run's checkpoint; raise training.max_epochs to extend it"
+    )
     run.add_flag("--dry-run", "print steps, files, memory, rules and settings without starting the run")
     run.add_flag("--json", "with --dry-run: print JSON (docs/reference/json.md)")
 
@@ -73,7 +75,7 @@ def _add_campaign(commands: Commands) -> None:
     campaign.add_count("--ranks", "ranks of each run", default=0)
     campaign.add_count("--runs", "number of runs (default: as many as a score requires)")
     campaign.add_count("--instances", "concurrent runs: throughput instead of time to solution", default=1)
-    campaign.add_count("--number", "start only this run, for tasks of a job array")
+    campaign.add_count("--number", "start only the run with this number, for job arrays")
 
 
 def _add_study(commands: Commands) -> None:
@@ -91,7 +93,7 @@ def _add_study(commands: Commands) -> None:
     study.add_count("--repeats", "runs of each combination (default: 5)", default=5)
     study.add_count("--steps", "measured steps (default: 20)", default=20)
     study.add_count("--warmup", "warm-up steps before the measured ones (default: 5)", default=5, least=0)
-    study.add_count("--number", "start only this run, for tasks of a job array")
+    study.add_count("--number", "start only the run with this number, for job arrays")
     add_json(study)
 
 
@@ -107,10 +109,10 @@ def _add_tune(commands: Commands) -> None:
         type=positives,
         default=[1],
         metavar="A,B",
-        help="numbers of ranks; the first is used by the default",
+        help="numbers of ranks; the default configuration uses the first",
     )
     about = (
-        "range of multiples of the preset's learning rate, scaled by the root of the batch (default: 0.25,4)"
+        "range of multiples of the preset's learning rate times √(batch / preset's batch) (default: 0.25,4)"
     )
     tune.add_argument("--rate", type=quantities, default=[], metavar="LOW,HIGH", help=about)
     about = (
@@ -121,12 +123,13 @@ def _add_tune(commands: Commands) -> None:
     tune.add_count(
         "--budget", "search budget, in multiples of a default run's time (default: 24)", default=24
     )
-    tune.add_count(
-        "--pairs", "pairs of runs of winner and default, with fresh seeds (default: 10)", default=10
-    )
+    tune.add_count("--pairs", "pairs of runs, winner and default, with fresh seeds (default: 10)", default=10)
     tune.add_argument("--seed", type=seed, default=1, help="random seed (default: 1)")
     tune.add_argument(
-        "--surface", type=Path, metavar="FILE", help="use this response surface instead of runs"
+        "--surface",
+        type=Path,
+        metavar="FILE",
+        help="compute times from this response surface instead of running",
     )
 
 

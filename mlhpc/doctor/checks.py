@@ -229,7 +229,7 @@ def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
         return
     if len({n["data"].get("digest") for n in nodes}) > 1:
         remedy = "put the data set on a shared file system and index it there"
-        yield CheckResult("fail", "data set", "its manifest differs between nodes", remedy)
+        yield CheckResult("fail", "data set", "the manifest differs between nodes", remedy)
     out = nodes[0]["out"]
     if not out.get("error") and not out["shared"]:
         detail = f"{out['path']} is on {out['type']}, which may be node-local"

@@ -21,7 +21,7 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
     if not folder.get("exists"):
         make = f"mlhpc data make {benchmark or 'BENCHMARK'}"
         yield CheckResult(
-            "fail", "data set", f"{folder['path']} does not exist", f"pass --data, or generate one: {make}"
+            "fail", "data set", f"{folder['path']} does not exist", f"pass --data, or generate data: {make}"
         )
     elif "manifest_error" in folder:
         yield CheckResult("fail", "data set", folder["manifest_error"], "regenerate it: mlhpc data index DIR")
@@ -47,7 +47,7 @@ def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
             "fail", "staging", f"{label}; the data set needs {bytes_text(dataset_bytes)}", remedy
         )
     elif folder["is_ram"]:
-        yield CheckResult("warn", "staging", label, "files there occupy memory; leave enough for training")
+        yield CheckResult("warn", "staging", label, "staged files occupy memory; leave enough for training")
     elif folder["shared"]:
         remedy = "staging to a shared file system has no benefit; choose node-local storage for --stage"
         yield CheckResult("warn", "staging", label, remedy)

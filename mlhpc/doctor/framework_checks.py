@@ -131,9 +131,9 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
     rebuild = "rebuild it for this TensorFlow, with --no-cache-dir (docs/reference/dependencies.md)"
     if not version:
         if rank_info.size > 1:
-            yield CheckResult(bad, "Horovod", "not installed, but several ranks require it", rebuild)
+            yield CheckResult(bad, "Horovod", "not installed, but required with several ranks", rebuild)
         elif needed:
-            yield CheckResult("pass", "Horovod", "not installed, but one rank does not require it")
+            yield CheckResult("pass", "Horovod", "not installed, and not required with one rank")
         return
     if not tensorflow or tensorflow.get("error"):
         return  # reported above

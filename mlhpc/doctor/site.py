@@ -71,7 +71,7 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
     path = out or SITES / f"{name}.sh"
     if out is None and not SITES.is_dir():
         raise UserError(
-            f"no folder {SITES} here; start in a checkout or a folder made by mlhpc scripts, or pass --out"
+            f"no folder {SITES} here; start this in a checkout or a folder made by mlhpc scripts, or pass --out"
         )
     if path.exists():
         raise UserError(f"{path} exists; choose another name, or move it away")

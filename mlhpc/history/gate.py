@@ -100,12 +100,12 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
     """Raise UserError if ``new`` or ``baseline`` is empty, or if benchmarks, presets or their versions differ."""
     for what, rows in (("new runs", new), ("baseline", baseline)):
         if not rows:
-            raise UserError(f"no record is selected as {what}: all are withdrawn, or not in this store")
+            raise UserError(f"no records selected as {what}: all are withdrawn, or not in this store")
     for key in ("benchmark", "preset"):
         values = [sorted({str(row[key] or "not known") for row, _ in rows}) for rows in (new, baseline)]
         if len({*values[0], *values[1]}) > 1:
             pair = " cannot be compared with ".join(few(each, 3) for each in values)
-            raise UserError(f"{key} {pair}; select records of only one")
+            raise UserError(f"{key} {pair}; select records of only one {key}")
     stated: dict[str, set[str]] = {}
     for row, _ in (*new, *baseline):
         for each in (row["versions"] or "").split(", "):

@@ -102,7 +102,7 @@ class Index:
                 raise UserError(f"{condition}: write last=N for the newest N records")
             return key, sign, text
         if key not in ROW and key not in (known := {"last", *ROW} | self._others()):
-            raise UserError(f"{condition}: no figure {key!r}; {did_you_mean(key, known)}")
+            raise UserError(f"{condition}: no key {key!r}; {did_you_mean(key, known)}")
         if key in TEXTS:
             return key, sign, text
         try:

@@ -88,7 +88,7 @@ def _json_of(words: list[str], work: Path) -> Any:
     try:
         return json.loads(output)
     except ValueError:
-        raise UserError(f"{shlex.join(words)}: printed no JSON") from None
+        raise UserError(f"{shlex.join(words)} printed no JSON") from None
 
 
 def _evaluated(figure: Figure, names: dict[str, Any]) -> Measured:
@@ -103,7 +103,7 @@ def _evaluated(figure: Figure, names: dict[str, Any]) -> Measured:
         return Measured(paper=figure.paper, label=figure.label, basis=figure.basis, numbers=numbers, trends=trends,
                         curves=curves, where=where)  # fmt: skip
     except ValueError as error:
-        raise UserError(f"a value of {figure.label}: {error}") from None
+        raise UserError(f"{figure.label} has an invalid value: {error}") from None
 
 
 def _value(number: Number, names: Mapping[str, Any]) -> float | None:

@@ -41,9 +41,9 @@ def show(files: Files, nodes: int, ranks_per_node: int) -> None:
     console.print(f"{count(len(files), 'file')}, {bytes_text(total)}, to {count(nodes, 'node')}")
     print_table(costs, console)
     console.print(
-        "per node: the largest share. source reads, source opens: total on the shared file system; each open "
-        "includes an fstat and a close. per rank: the largest number of opens, doubled by --evict. "
-        "max ÷ mean: bytes that one node reads there. node to node: bytes sent over the network.",
+        "per node: the most bytes on any node. source reads, source opens: totals on the shared file system; each "
+        "open includes an fstat and a close. per rank: the most opens by any rank, doubled by --evict. "
+        "max ÷ mean: largest source reads of a node over the mean. node to node: bytes sent over the network.",
         width=min(console.width, 100),
     )
     if nodes > 1 and (sent := exchanged_bytes(files, nodes)):

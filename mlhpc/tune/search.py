@@ -68,7 +68,7 @@ def tune(options: argparse.Namespace) -> int:
                 winner = search.winner(journal.outcomes)
                 pairs = compare(space, winner, run, options, console)
         except KeyboardInterrupt as interrupt:
-            say(console, "interrupted; restart it to continue")
+            say(console, "interrupted; restart the search to continue")
             return status_of(interrupt)
         if winner is None:
             say(console, "no configuration reached the target; raise --budget or training.max_epochs")

@@ -73,7 +73,7 @@ class Space:
         refuse(self.run, "tuning")
         self._keys: dict[str, list[str]] = load.definition_of(benchmark).get("tune", {})
         if not self._keys:
-            raise UserError(f"the TOML of {benchmark} has no [tune] table, which must name its learning rate")
+            raise UserError(f"{benchmark} cannot be tuned: its TOML file has no [tune] table")
         closed = [name for name in load.presets(benchmark) if name.startswith("closed") and name != preset]
         points = {name: load.load(benchmark, name) for name in closed}
         self.points = {name: run for name, run in points.items() if trained(run) == trained(self.run)}

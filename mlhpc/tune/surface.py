@@ -29,17 +29,19 @@ class Surface(FrozenModel):
     rate: PositiveFloat = Field(description="best multiple of the learning rate at batch size ``rate_batch``")
     rate_batch: PositiveFloat
     rate_power: float = Field(
-        ge=-8, le=8, description="the best multiple is proportional to the batch size to this power"
+        ge=-8, le=8, description="the best learning rate is proportional to the batch size to this power"
     )
     rate_curvature: NonNegativeFloat = Field(
-        description="relative growth of epochs per squared octave from the best rate"
+        description="relative increase in epochs per squared octave of distance from the best rate"
     )
-    rate_limit: PositiveFloat = Field(description="octaves above the best rate beyond which no run converges")
+    rate_limit: PositiveFloat = Field(
+        description="runs diverge if the rate is this many octaves above the best"
+    )
     schedule: dict[str, PositiveFloat] = Field(
         description="factor by which each schedule multiplies the epochs"
     )
     samples: PositiveFloat = Field(description="samples per epoch")
-    step_s: NonNegativeFloat = Field(description="seconds per step, independent of its batch")
+    step_s: NonNegativeFloat = Field(description="seconds per step that do not depend on the batch")
     sample_s: PositiveFloat = Field(description="seconds per sample on one rank")
     exchange_s: NonNegativeFloat = Field(description="seconds that each doubling of the ranks adds to a step")
     staging_s: NonNegativeFloat = 0.0

@@ -130,7 +130,7 @@ def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "
     Raises UserError if not even one sample fits."""
     if needed(1) > capacity:
         raise UserError(
-            f"{what} does not fit: it needs {bytes_text(needed(1))}, but only {bytes_text(capacity)} are available"
+            f"{what} does not fit: it needs {bytes_text(needed(1))}, but only {bytes_text(capacity)} is available"
         )
     low, high = 1, 2
     while needed(high) <= capacity:

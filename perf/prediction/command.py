@@ -43,7 +43,7 @@ def predict(options: argparse.Namespace) -> int:
         from mlhpc.perf.prediction.page import page
 
     if options.what_if and not options.nodes:
-        raise UserError("--what-if requires --nodes: the number of nodes before the machine is enlarged")
+        raise UserError("--what-if requires --nodes, the number of nodes before doubling")
     batch = [] if options.batch is None else [f"hyperparameters.global_batch_size={options.batch}"]
     model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
     predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())
@@ -126,7 +126,7 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
     say(
         console,
         "batch: samples per accelerator and step; time: time to train with its interval; data: where the data "
-        "set is",
+        "set is stored",
     )
     say(console, f"memory: {next((p for p in predictions if p.parts == 1), predictions[0]).fits}")
     if shortest and shortest.total_s:
@@ -134,7 +134,7 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
         took = seconds_text(shortest.total_s[0])
         say(
             console,
-            "shortest over all batch sizes with published convergence and whole samples per accelerator: "
+            "shortest time over all batch sizes with published convergence and whole samples per accelerator: "
             f"{took}, {where}",
         )
     for note in (*model.limits(predictions), *notes_of(predictions)):

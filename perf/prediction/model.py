@@ -291,7 +291,7 @@ class Model:
             )
         elif half == self.calibrated.of_a_round:
             notes.append(
-                f"the software is of another round than the published sets on {family}; of rounds left out of "
+                f"the software is of a different round than the published sets on {family}; of rounds left out of "
                 f"the fit, nine of ten sets are within a factor of {half:.1f}"
             )
         bound = step.compute * self.efficiency.value  # the bare roofline

@@ -141,7 +141,7 @@ def read(path: Path, steps: int | None) -> Counters:
         kernels = parse(lines)
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{path}: not readable {source} output ({reason}); {_REMEDY}") from error
+        raise UserError(f"{path}: not valid {source} output ({reason}); {_REMEDY}") from error
     if all(kernel.flops is None and kernel.bytes is None for kernel in kernels.values()):
         raise UserError(
             f"{path}: {source} counted neither FLOPs nor bytes of memory; record the events named in "
@@ -178,7 +178,8 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     found = [work for work in profile.work if _name(work.name) in kernels]
     if not found:
         raise UserError(
-            f"{path}: none of its {count(len(kernels), 'kernel')} is in the profiled step; record the same step"
+            f"{path}: none of its {count(len(kernels), 'kernel')} is in the profiled step; "
+            "record the same step"
         )
 
     def counted(work: Work, of: _Kind) -> float:

@@ -36,7 +36,7 @@ from mlhpc.quantities import digits, seconds_text
 
 NOTE = (
     "Counted, not measured: the launches of the suite's own step, in the precision of published results unless "
-    "one is set, and the least time that each takes. Real steps take longer."
+    "one is set, and the minimum time that each takes. Real steps take longer."
 )
 PRINTED = 12
 Measure = Callable[[Run, Request], Profile]
@@ -232,11 +232,11 @@ def _figure(floors: Sequence[Floor]) -> Figure:
     ]  # fmt: skip
     return columns(
         rows,
-        "Least time of a step. " + "; ".join(row["says"] for row in rows),
+        "Minimum time of a step. " + "; ".join(row["says"] for row in rows),
         titles=("local batch, samples", "ms per step"),
         colours=colours,
         beside=True,
-        title="Least time of a step",
+        title="Minimum time of a step",
         height=260,
     )
 

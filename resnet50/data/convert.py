@@ -272,4 +272,4 @@ def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
 def _require_no_other_files(converted: Manifest, to: Target) -> None:
     for split in SPLITS:
         if format_of(converted, files_of(converted, split)) != to:
-            raise UserError(f"{converted.root} also has files in another format; choose an empty folder")
+            raise UserError(f"{converted.root} also has files in a different format; choose an empty folder")

@@ -213,7 +213,8 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
     for name in names:
         if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
             raise UserError(
-                f"{dataset.root / name} must not be beside {' and '.join(sorted(expected))}; remove it"
+                f"{dataset.root / name} must not be in one data set with {' and '.join(sorted(expected))}; "
+                "remove it"
             )
     if kind == "raw" and len(counts) < 2:
         raise UserError(f"{dataset.root}: {PIXELS} or {INDEX} is missing; copy both")

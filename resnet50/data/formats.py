@@ -159,7 +159,9 @@ class Raw:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: {PIXELS} or {INDEX} cannot be read ({reason}); {_REMEDY}") from error
         if not isinstance(self.index, np.ndarray):
-            raise UserError(f"{folder / INDEX}: an archive instead of an int64 array [images, 4]; {_REMEDY}")
+            raise UserError(
+                f"{folder / INDEX}: an .npz archive instead of an int64 array [images, 4]; {_REMEDY}"
+            )
         if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
             raise UserError(f"{folder / INDEX}: not an int64 array [images, 4]; {_REMEDY}")
         if (self.index[:, :3] > (size, _MAX_SIDE, _MAX_SIDE)).any():  # before a product can overflow

@@ -164,7 +164,7 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
             raise UserError(f"{target}: contains a data set not written by staging; choose another --stage")
         if staged["of"] != of:
             raise UserError(
-                f"{target}: contains another staged data set; remove it or choose another --stage"
+                f"{target}: contains a different staged data set; remove it or choose another --stage"
             )
         if in_use and staged["mode"] != _MODE:
             raise UserError(

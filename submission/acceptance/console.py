@@ -27,8 +27,8 @@ def print_acceptance(accepted: Acceptance, console: Console) -> None:
     for tier in dict.fromkeys(job.tier for job in tender.jobs.values()):
         say(console, f"tier {tier}: {TIERS[tier]}")
     print_table(_bandwidths(accepted), console)
-    say(console, "bandwidths per node, required / offered: samples at the accelerators' peak, files as predicted "
-                 "(Ibrahim et al. 2021, section VII)")  # fmt: skip
+    say(console, "bandwidths per node, required / offered: of samples at the accelerators' peak; of files at the "
+                 "predicted rate (Ibrahim et al. 2021, section VII)")  # fmt: skip
     for each in accepted.jobs:
         if each.verdict not in ("passes", "fails"):
             time = each.times.get("predicted")

@@ -65,7 +65,7 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
         found = sha256(Path(folder) / f"{tree.name}{CHECKSUMS}")
         if digest and digest.lower() != found:
             other = f"its manifest has the digest {found}, not {digest}"
-            raise UserError(f"{archive}: {other}; it is another archive")
+            raise UserError(f"{archive}: {other}; this is not the expected archive")
         evidence = tree / "results"
         accepted = accept(tree / "tender.toml", evidence if evidence.is_dir() else None)
         stated, found = read_text(tree / FIGURES), _text(accepted)
@@ -73,7 +73,7 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
         for one, other in pairs:
             if one != other:
                 changed = f"{FIGURES} has {printable(one.strip(' ,'))}, recomputed {other.strip(' ,')}"
-                raise UserError(f"{archive}: {changed}; it was edited, or written by another version")
+                raise UserError(f"{archive}: {changed}; it was edited, or written by a different version")
         return accepted
 
 

@@ -161,7 +161,7 @@ def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
     convergence of ``run``."""
     total = Model(machine, run).at(nodes).total_s
     if total is None:
-        raise UserError(f"no convergence of {run.benchmark}, preset {run.preset}, is published")
+        raise UserError(f"no convergence data are published for {run.benchmark}, preset {run.preset}")
     return total
 
 

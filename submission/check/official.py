@@ -99,7 +99,7 @@ def package_findings(results: ResultSet, rules: str) -> list[Finding]:
     if (results.path / SCALING).is_file() and (written := _scaling(results.path)) != computed:
         expected, remedy = (
             f"a factor of {computed:.9g}",
-            "let the official rcp_checker write it: it scales the score",
+            "let the official rcp_checker write this file, which scales the score",
         )
         at = f"{where}{SCALING}"
         findings.append(Finding("set/scaling", "warning", at, expected, str(written), remedy))

@@ -83,7 +83,7 @@ def no_rules(log: Log, rules: str) -> Finding:
     benchmark = str(log.value("submission_benchmark"))
     if not rules:
         remedy = "MLPerf has no rules for it: only the checks of this suite were run"
-        return Finding("run/rules", "expected", log.path.name, "a benchmark of MLPerf", benchmark, remedy)
+        return Finding("run/rules", "expected", log.path.name, "an MLPerf benchmark", benchmark, remedy)
     remedy = "only the checks of this suite were run; --ruleset selects the rules of another round"
     expected = "a round with rules in mlperf-logging"
     actual = without_rules(benchmark, rules)
@@ -136,7 +136,7 @@ def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> 
     if "failed test: sorted(s['initialized_tensors'])" in message:
         remedy = "log weights_initialization once for each tensor of the reference, by its name"
         expected = "one weights_initialization for each tensor"
-        actual = "other tensors than the reference's"
+        actual = "tensors that differ from the reference's"
         return Finding(f"{rules}/weights_initialization", severity, name, expected, actual, remedy)
     if message == "No log lines detected":
         return finding("log", name, "MLLOG lines", log.unreadable or "none")

@@ -150,7 +150,8 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
         foreign = not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts
         if foreign or len(path.parts) > MOST_PARTS or not member.name.isprintable():
             raise UserError(
-                f"{archive} contains {shown(member.name)}, which is not part of a submission; do not use it"
+                f"{archive} contains {shown(member.name)}, which is not part of a submission; "
+                "do not use the archive"
             )
         if not sums:
             org, sums = _checksums(tar, member, archive)

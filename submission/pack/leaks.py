@@ -178,7 +178,9 @@ def _finding(kind: str, text: str, where: list[str]) -> Finding:
     place = printable(where[0]) + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
     if kind == "file for secrets":
         remedy = "remove it: files with this name contain keys or passwords, and the whole tree is published"
-        return Finding("pack/secret", "error", place, "no files that hold secrets", printable(text), remedy)
+        return Finding(
+            "pack/secret", "error", place, "no files that contain secrets", printable(text), remedy
+        )
     if kind in SECRETS:
         # The finding must not repeat the secret.
         shown = f"{kind}: {printable(text[:6])}… ({len(text)} characters)"

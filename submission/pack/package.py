@@ -199,12 +199,12 @@ def _throughput_chosen(
             Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
                     "the log of every instance", "run.log is missing",
                     "not packed, because of --prune" if run.resolve() in pruned
-                    else "restore it, or exclude the instance with --prune")
+                    else "restore the log, or exclude the instance with --prune")
             for run in results.runs if run / "run.log" not in results.log_paths
         ]  # fmt: skip
     without_strong = {r.benchmark for r in sets} - {r.benchmark for r in sets if r.metric == "strong"}
     findings += [
-        Finding("pack/throughput", "warning", benchmark, "a time to solution besides the throughput", "none",
+        Finding("pack/throughput", "warning", benchmark, "a time to solution in addition to throughput", "none",
                 "pack both: throughput may not be reported alone (MLPerf HPC training rules 3.0)")
         for benchmark in sorted(without_strong)
     ]  # fmt: skip
@@ -244,7 +244,9 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str | None) -> None:
         if not exist(rules):
             raise UserError(f"no rules {rules.replace('_', ' ')} in mlperf-logging; choose another --ruleset")
     if len({rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
-        raise UserError(f"{' and '.join(benchmarks)} belong to HPC and to Training; pack them separately")
+        raise UserError(
+            f"{' and '.join(benchmarks)} belong to different suites, HPC and Training; pack them separately"
+        )
     if any(r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets):
         raise UserError("Training has no throughput metric; omit --weak")
 

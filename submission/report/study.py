@@ -156,7 +156,9 @@ def described(folder: Path) -> CellRecord:
     try:
         return CellRecord.read(folder / CELL)
     except (OSError, ValueError):
-        raise UserError(f"{folder / CELL} cannot be read; move {folder} away, and restart") from None
+        raise UserError(
+            f"{folder / CELL} cannot be read; move {folder} away, and restart the study"
+        ) from None
 
 
 def flat(run: Run) -> dict[str, Value]:

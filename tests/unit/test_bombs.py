@@ -216,5 +216,5 @@ def test_manifests_take_bounded_memory_and_time(tmp_path, kind):
 
 
 def test_a_sparse_sample_is_a_one_line_error(tmp_path):
-    with limited(), pytest.raises(UserError, match="more than a sample has"):
+    with limited(), pytest.raises(UserError, match="more than a sample can have"):
         archive.read(sparse(tmp_path / "sample.npy"))

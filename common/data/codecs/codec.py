@@ -69,7 +69,9 @@ def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None,
     codec = find(encoded.codec, codecs, where)
     if codec.name != stated:
         by = f"codec {stated!r}" if stated else "no codec"
-        raise UserError(f"{where}: encoded by {codec.name!r}, but the manifest states {by}; convert it again")
+        raise UserError(
+            f"{where}: encoded by {codec.name!r}, but the manifest states {by}; convert the data set again"
+        )
     return codec
 
 

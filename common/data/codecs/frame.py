@@ -86,7 +86,7 @@ class Frame:
             raise UserError(f"{self.where}: encoded by codec {self.codec!r}, expected {codec!r}")
         if self.dtype != np.dtype(dtype) or self.shape != shape:
             raise UserError(
-                f"{self.where}: holds {self.dtype.name} {list(self.shape)}, expected {np.dtype(dtype).name} "
+                f"{self.where}: contains {self.dtype.name} {list(self.shape)}, expected {np.dtype(dtype).name} "
                 f"{list(shape)}; the preset's data.sample_shape does not match this data set"
             )
 

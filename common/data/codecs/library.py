@@ -115,7 +115,7 @@ def _zstd_compress(array: npt.NDArray[Any]) -> bytes:
 def _zstd_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
     content = _zstd_decompress(frame, section, out.nbytes)
     if len(content) != out.nbytes:
-        raise frame.error(f"holds {len(content)} bytes, expected {out.nbytes}", section)
+        raise frame.error(f"contains {len(content)} bytes, expected {out.nbytes}", section)
     out[...] = np.frombuffer(content, out.dtype)
 
 
@@ -127,7 +127,7 @@ def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
     try:
         size = zstd.frame_content_size(data)
         if not 0 <= size <= most:
-            raise frame.error(f"claims to hold {size} bytes, expected at most {most}", section)
+            raise frame.error(f"declares {size} bytes, expected at most {most}", section)
         content: bytes = zstd.ZstdDecompressor().decompress(
             data, max_output_size=size, allow_extra_data=False
         )
@@ -205,7 +205,7 @@ def sz3_decompress(
     except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # C++ exceptions, converted
         raise frame.error(f"not readable by SZ3: {_reason(error)}", section) from error
     if out.shape != shape:
-        raise frame.error(f"holds a plane of {out.shape}, expected {shape}", section)
+        raise frame.error(f"contains a plane of {out.shape}, expected {shape}", section)
     return out
 
 
@@ -228,7 +228,7 @@ def _blosc2_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
     try:
         size, stored, _ = blosc2.get_cbuffer_sizes(data)
         if (size, stored) != (out.nbytes, len(data)):
-            raise frame.error(f"holds {size} bytes, expected {out.nbytes}", section)
+            raise frame.error(f"contains {size} bytes, expected {out.nbytes}", section)
         blosc2.decompress2(data, dst=out, nthreads=1)
     except (RuntimeError, ValueError, TypeError) as error:
         raise frame.error(f"not readable by blosc2: {_reason(error)}", section) from error

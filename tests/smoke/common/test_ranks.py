@@ -132,7 +132,7 @@ def test_collectives_by_mpi_need_ranks_of_mpi():
     """Each of these ranks would be alone in MPI."""
     done = run_locally("well", framework="torch", MLHPC_COLLECTIVES="mpi")
     assert done.returncode == 2
-    assert "of 2, but MPI reports rank 0 of 1: mpi4py uses another MPI" in done.stderr
+    assert "of 2, but MPI reports rank 0 of 1: mpi4py and the launcher use different MPIs" in done.stderr
 
 
 def test_an_unknown_engine_of_collectives_is_refused():

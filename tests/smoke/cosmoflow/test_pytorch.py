@@ -143,11 +143,11 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
         ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as safetensors"),
         (
             [f"training.weights={tmp_path}/nan.safetensors"],
-            "conv0/bias has values that are not finite float32",
+            "conv0/bias has non-finite or non-float32 values",
         ),
         ([f"training.weights={tmp_path}/bf16.safetensors"], "cannot be read as safetensors"),
         ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel has shape"),
-        ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
+        ([f"training.weights={file}", "network.conv_layers=3"], "weights for a different network"),
     ]:
         words = ["--data", tiny_data, "--out", tmp_path / "out", *settings(PYTORCH, *changed)]
         done = mlhpc("run", "cosmoflow", *words)

@@ -111,7 +111,7 @@ def test_the_page_cache_is_emptied_or_left_as_asked(place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "dataset.files=13"], "has data for another workload (files is 12, not 13)"),
+        (["--set", "dataset.files=13"], "has data for a different workload (files is 12, not 13)"),
         (["--set", "reader.batch_size=13"], "reader.batch_size 13 exceeds the 12 samples"),
         (["--set", "reader.batchsize=1"], "did you mean 'reader.batch_size'?"),
         (["--ranks", "13"], "12 files are too few for 13 ranks"),

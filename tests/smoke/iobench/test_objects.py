@@ -138,7 +138,7 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
         (["--cache", "warm"], "there is no page cache to fill"),
         (["--data", "s3://bucket/other"], "s3://bucket/other: not a data set made by mlhpc io"),
         (["--data", "s3://"], "s3://: no bucket in this URL"),
-        (["--set", "dataset.files=13"], "has data for another workload (files is 12, not 13)"),
+        (["--set", "dataset.files=13"], "has data for a different workload (files is 12, not 13)"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_nothing(served, tmp_path, words, message):

@@ -129,7 +129,7 @@ def test_a_study_takes_the_emulated_steps_and_says_so(tiny_data, tmp_path):
     ("words", "reason"),
     [
         (["run", "deepcam", "--compute", "-1"], "must be from 0 to 86400 seconds"),
-        (["run", "deepcam", "--compute", "nowhere"], "must be seconds, a run or a machine"),
+        (["run", "deepcam", "--compute", "nowhere"], "must be a number of seconds, a run or a machine"),
         (["run", "deepcam", "--preset", "closed", "--set", "emulation.step_s=1"], "not a closed run"),
         (
             ["study", "resnet50", "--set", "emulation.step_s=1", "--vary", "parameter_servers=1"],

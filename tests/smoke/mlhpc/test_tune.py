@@ -15,7 +15,7 @@ def test_an_interrupted_search_continues_to_its_result(tiny_data, tmp_path):
     wait_for(lambda: (out / "run-002" / "run.log").exists() or search.poll() is not None)
     search.send_signal(signal.SIGTERM)
     output = "".join(search.communicate(timeout=90))
-    assert search.returncode == 143 and "restart it to continue" in output, output
+    assert search.returncode == 143 and "restart the search to continue" in output, output
     first = (out / "run-001" / "result.json").stat().st_mtime_ns
     done = mlhpc(*words, new_process=True)
     assert done.returncode == 0, done.stdout + done.stderr

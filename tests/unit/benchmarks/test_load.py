@@ -122,7 +122,7 @@ def test_config_toml_without_a_framework_uses_the_default():
     [
         (None, "No such file"),
         ("benchmark = ", "invalid TOML"),
-        ('benchmark = "deepcam"', "this configuration is for 'deepcam', not for cosmoflow"),
+        ('benchmark = "deepcam"', "this configuration is for 'deepcam'; pass one for cosmoflow"),
         ('benchmark = "cosmoflow"\nseed = 3', "config.toml"),
     ],
 )

@@ -29,7 +29,7 @@ def test_sigusr1_ends_a_study_in_order(site, capsys):
         assert site.study(*vary) == 128 + signal.SIGUSR1
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert "interrupted; restart it to continue" in capsys.readouterr().out
+    assert "interrupted; restart the study to continue" in capsys.readouterr().out
     assert len(site.calls()) == 2 and (site.out / "study.html").exists()
     site.takes()
     assert site.study(*vary) == 0 and len(site.calls()) == 4
@@ -210,7 +210,7 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=8192"],
-            "batch=8192: 5 warm-up + 20 measured steps exceed the 2 of an epoch",
+            "batch=8192: 5 warm-up + 20 measured steps exceed the 2 steps of an epoch",
         ),
         (["--vary", "batch=8", "--steps", "0"], "--steps: 0 is not"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats: 0 is not"),

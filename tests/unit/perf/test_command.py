@@ -66,7 +66,7 @@ def test_without_nodes_there_is_a_row_for_each_power_of_two(capsys):
     nodes = [record["nodes"] for record in json.loads(output(capsys, *words))]
     assert nodes == [4 * 2**n for n in range(len(nodes))]  # 64 samples leave no 1 GiB of 40 GB
     assert len(nodes) > 8
-    assert "shortest over all batch sizes" in output(capsys, *words[:-1])
+    assert "shortest time over all batch sizes" in output(capsys, *words[:-1])
 
 
 WITHOUT_NETWORK = """title = "two nodes that nobody has connected"
@@ -136,7 +136,7 @@ def test_the_errors_against_published_sets(capsys):
         (("cosmoflow", "--machine", "perlmutter", "--nodes", "0"), "--nodes: 0 is not"),
         (("cosmoflow", "--machine", "perlmutter", "--batch", "-3"), "--batch: -3 is not"),
         (("--against", "nowhere.csv"), "nowhere.csv cannot be read"),
-        (("blobs", "--against", "published"), "no measured set of 'blobs'"),
+        (("blobs", "--against", "published"), "no measured set for 'blobs'"),
         (("deepcam", "--preset", "closed-2048", "--machine", "cori-gpu"), "largest that fits"),
     ],
 )

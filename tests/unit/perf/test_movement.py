@@ -217,7 +217,7 @@ def test_a_machine_without_any_tier_is_refused_with_a_line():
     text = f"""{WORKSTATION}[links]
 host = {{ value = "16 GB/s", source = "x" }}
 """
-    with pytest.raises(UserError, match=r"mine.toml, line 13: no storage to read; add host"):
+    with pytest.raises(UserError, match=r"mine.toml, line 13: no storage to read from; add host"):
         tier_of(parse(text, "mine.toml", "mine"), 1e9, 1)
 
 

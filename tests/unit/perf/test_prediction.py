@@ -191,7 +191,7 @@ def test_the_best_is_the_shortest_of_all():
     ("benchmark", "preset", "settings", "nodes", "says"),
     [
         ("cosmoflow", "closed-512", [], 3, "must be a multiple of"),
-        ("cosmoflow", "closed-64", [], 512, "at most 16, may share"),
+        ("cosmoflow", "closed-64", [], 512, "at most 16, can share"),
         ("deepcam", "closed-2048", [], 1, r"perlmutter.toml, line \d+: a local batch of 512 needs"),
         ("cosmoflow", "closed-512", [], 4096, r"line \d+: 4096 nodes requested, but"),
     ],
@@ -268,7 +268,7 @@ def test_an_efficiency_of_other_sets_says_of_which_layers_there_are_none():
     assert any("no published result of 2-D convolutions on A64FX" in note for note in prediction.notes)
     other = Model(machine("cori-gpu"), load("cosmoflow", "closed-512"), generation="MXNet 2021").at(8)
     assert any(
-        "the software is of another round than the published sets on V100" in note for note in other.notes
+        "the software is of a different round than the published sets on V100" in note for note in other.notes
     )
 
 

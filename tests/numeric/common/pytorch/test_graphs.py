@@ -180,7 +180,7 @@ def test_no_optimizer_changes_anything_on_the_host_or_decides_there(benchmark, n
 
 def test_a_rate_that_is_a_number_is_refused():
     case = Case(make=lambda model: torch.optim.SGD(model.parameters(), 0.1))
-    why = "a graph would freeze what the optimizer has on the host: lr (rank 0)"
+    why = "a graph would freeze optimizer state kept on the host: lr (rank 0)"
     assert case.objection(compared=False) == why
 
 

@@ -25,6 +25,6 @@ def test_a_host_whose_name_has_no_address_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(horovod_world.socket, "gethostname", lambda: "127.0.0.1")
     horovod_world.require_host_name()
     monkeypatch.setattr(horovod_world.socket, "gethostname", lambda: "no-such-host.invalid")
-    with pytest.raises(UserError, match=r"no-such-host\.invalid, has no address") as raised:
+    with pytest.raises(UserError, match=r"no-such-host\.invalid, has no IP address") as raised:
         horovod_world.require_host_name()
     assert "\n" not in str(raised.value)

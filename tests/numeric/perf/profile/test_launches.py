@@ -57,7 +57,7 @@ def test_a_device_without_published_results_is_said_to_be_one(device, capsys, tm
     words = ["profile", "cosmoflow", "--device-model", device, "--batch", "1", "--out", str(page)]
     assert main(words) == 0
     assert f"{device.upper()}: no published result" in capsys.readouterr().out
-    assert "Least time of a step" in page.read_text() and "Roofline" in page.read_text()
+    assert "Minimum time of a step" in page.read_text() and "Roofline" in page.read_text()
 
 
 def test_records_are_predicted_where_they_are_published(capsys):

@@ -149,7 +149,7 @@ def spoil_pixel_index(root):
         ("lmdb", shorten_lmdb, r"train/data\.mdb: truncated, \d+ bytes of at least \d+"),
         ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, expected \d+"),
         ("lmdb", damage_lmdb_page, r"train/data\.mdb: not a readable LMDB data file"),
-        ("raw", archive_as_index, r"index\.npy: an archive"),
+        ("raw", archive_as_index, r"index\.npy: an .npz archive"),
         ("raw", damage_index_header, r"pixels\.raw or index\.npy cannot be read"),
         ("raw", overflowing_index, r"index\.npy lists images beyond"),
         ("raw", spoil_pixel_index, r"pixels\.raw or index\.npy is missing"),

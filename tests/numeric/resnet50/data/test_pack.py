@@ -317,7 +317,7 @@ def test_another_staged_data_set_is_refused_and_kept(pictures, own, target):
     before = files_below(target)
     flip_a_byte(sorted((own / "train").rglob("*.JPEG"))[0])
     manifest.index(own, {}, Solo(), 1)
-    with pytest.raises(UserError, match="contains another staged data set"):
+    with pytest.raises(UserError, match="contains a different staged data set"):
         packed(own, target)
     assert files_below(target) == before
 

@@ -198,7 +198,7 @@ def test_a_page_that_two_branches_share_is_refused(path):
 def test_a_tree_of_another_depth_is_refused(path, depth):
     for page in (0, 4096):
         patched(path, page + 16 + 78, depth.to_bytes(2, "little"))
-    refused(path, r"(is no (leaf|branch)|a tree of depth)")
+    refused(path, r"(is not a (leaf|branch)|a tree of depth)")
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 151, 152, 4095, 4096, 4100, 8191, 8192])

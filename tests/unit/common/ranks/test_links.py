@@ -46,7 +46,7 @@ def test_running_out_of_descriptors_is_one_line(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
         monkeypatch.setattr(socket.socket, "accept", full)
         with pytest.raises(
-            UserError, match=r"cannot accept connections of other ranks: Too many open files; .*ulimit -n"
+            UserError, match=r"cannot accept a connection from another rank: Too many open files; .*ulimit -n"
         ):
             accept(listener, SECRET, [1])
 

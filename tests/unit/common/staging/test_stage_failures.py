@@ -62,7 +62,7 @@ def test_a_source_that_changes_while_it_is_copied_is_named(
             os.truncate(victim, 3_000_000 + change)
 
     monkeypatch.setattr(atomic, "write_all", meddle)
-    with pytest.raises(UserError, match=r"train/0\.tfrecord: changed during the copy: \d+ of 3000000 bytes"):
+    with pytest.raises(UserError, match=r"train/0\.tfrecord changed during the copy \(\d+ of 3000000 bytes"):
         stage(replace(source, files=source.folder("train")[:1]), target, Solo(), "replicate")
     assert contents(target) == {}
 
@@ -191,7 +191,7 @@ def test_another_data_set_is_not_written_over(source: Manifest, target: Path, tm
     other = tmp_path / "other"
     shutil.copytree(source.root, other)
     (other / "train" / "5.tfrecord").write_bytes(b"\0" * 70_000)
-    with pytest.raises(UserError, match="contains another staged data set"):
+    with pytest.raises(UserError, match="has a different staged data set"):
         stage(index(other, {}, Solo(), workers=1), target, Solo(), "replicate")
     with pytest.raises(UserError, match="contains a data set not written by staging"):
         stage(source, other, Solo(), "replicate")

@@ -70,13 +70,13 @@ def test_packing_that_was_interrupted_goes_on(source: Path, tmp_path: Path) -> N
     convert(source, out, Solo(), 1, archive=3)
     assert {path.name: path.read_bytes() for path in (out / "train").iterdir()} == whole
     assert kept.stat().st_ino == inode
-    with pytest.raises(UserError, match="with another samples_per_archive"):
+    with pytest.raises(UserError, match=r"different settings \(samples_per_archive"):
         convert(source, out, Solo(), 1, archive=4)
 
 
 def test_archives_are_not_converted_again(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "packed", Solo(), 1, archive=3)
-    with pytest.raises(UserError, match=r"packed has archives; convert the original"):
+    with pytest.raises(UserError, match=r"packed contains archives; convert the original"):
         convert(tmp_path / "packed", tmp_path / "again", Solo(), 1, codec="lut")
     assert not (tmp_path / "again").exists()
 

@@ -180,7 +180,7 @@ def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:  # typ
             x.shape,
             "encoded by 'lut', but the manifest states codec 'lut-small'",
         ),
-        (Reader(None), x.shape, "states no codec; convert it again"),
+        (Reader(None), x.shape, "states no codec; convert the data set again"),
         (Reader("lut"), (4, 16, 8, 4), "the preset's data.sample_shape"),
     ):
         with pytest.raises(UserError, match=words):

@@ -187,7 +187,7 @@ def floats(path):
         (empty, "0 records|not a TFRecord"),
         (two_records, "2 records"),
         (other_shape, r"x has 1152 bytes, but data.sample_shape \[6, 6, 6, 4\] in int16 takes 1728"),
-        (other_targets, "y has 3 values, but the network predicts 4 targets"),
+        (other_targets, "y has 3 values, but network.targets is 4"),
         (floats, "without feature b?'x'"),
     ],
 )

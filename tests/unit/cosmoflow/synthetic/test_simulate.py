@@ -226,7 +226,7 @@ def test_settings_that_do_not_fit_are_refused(
 def test_two_data_sets_are_never_mixed(tmp_path: Path) -> None:
     make(small(), tmp_path / "d", Solo(), workers=1)
     other = Simulation(box_mpc_h=100.0, grid=8, particles=16)
-    with pytest.raises(UserError, match="another simulation; remove it, or choose another"):
+    with pytest.raises(UserError, match=r"\(simulation\); remove it, or choose another"):
         make(small(simulation=other), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("…")

@@ -424,5 +424,5 @@ def test_a_small_stream_that_says_that_it_is_huge_is_refused() -> None:
     hostile = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\0" * 20
     sections = dict(bounded("delta-small", GOOD, 1e-3).encode(GOOD))
     read = frame.unpack(frame.pack("delta-small", "<f4", GOOD.shape, sections | {"codes": hostile}))
-    with pytest.raises(UserError, match="claims to hold 1099511627776 bytes, expected at most"):
+    with pytest.raises(UserError, match="declares 1099511627776 bytes, expected at most"):
         CODECS["delta-small"].decode(read, np.empty_like(GOOD))

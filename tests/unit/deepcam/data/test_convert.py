@@ -185,7 +185,7 @@ def test_float16_samples_never_mix_two_statistics(source, tmp_path):
     assert any(name.endswith(".npy") for name in half) and "manifest.json" not in half
     before = (source / "stats.h5").read_bytes()
     write_statistics(source / "stats.h5", high=np.full(CHANNELS, 1e6, np.float32))
-    with pytest.raises(UserError, match="with another statistics; remove it"):
+    with pytest.raises(UserError, match=r"different settings \(statistics\); remove it"):
         convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == half
     (source / "stats.h5").write_bytes(before)
@@ -271,9 +271,11 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
     with pytest.raises(UserError, match=r"is already lossy \(npy-float16\)"):
         convert(tmp_path / "half", tmp_path / "again", Solo(), 1)
     before = contents(out)
-    with pytest.raises(UserError, match="with another codec, dtype, lossy, statistics; remove it, or choose"):
+    with pytest.raises(
+        UserError, match=r"with different settings \(codec, dtype, lossy, statistics\); remove it, or choose"
+    ):
         convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == before
     (out / "train" / "foreign").touch()
-    with pytest.raises(UserError, match="24 files, but 23 were converted"):
+    with pytest.raises(UserError, match="24 files, but only 23 were converted"):
         convert(source, out, Solo(), 1)

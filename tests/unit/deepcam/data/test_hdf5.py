@@ -139,7 +139,7 @@ DEFECTS = {
     "no labels": (without_labels, "has no dataset climate/labels_0"),
     "a group": (a_group_for_an_array, "has no dataset climate/data"),
     "not written": (not_written, "climate/data was never written"),
-    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels instead of 16"),
+    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels, not 16"),
     "rows": (
         lambda p: write_sample(p, 1, fields(1)[:31], mask(1)[:31]),
         r"float32 \[31, 48, 16\], expected floating point \[32, 48, 16\]; choose",

@@ -161,7 +161,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 def test_two_data_sets_are_never_mixed(tmp_path: Path) -> None:
     make(small(), tmp_path / "d", Solo(), workers=1)
-    with pytest.raises(UserError, match="another simulation; remove it, or choose another"):
+    with pytest.raises(UserError, match=r"\(simulation\); remove it, or choose another"):
         make(small(simulation=Simulation(storm_size=2)), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("…")

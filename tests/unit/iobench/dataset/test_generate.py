@@ -58,7 +58,7 @@ def test_sizes_have_the_stated_mean_and_spread(tmp_path):
 def test_a_folder_of_another_workload_is_refused(tmp_path):
     generate(SMALL, tmp_path, Solo(), 1)
     other = SMALL.model_copy(update={"sample_bytes": 6000})
-    with pytest.raises(UserError, match=r"another workload \(sample_bytes is 5000, not 6000"):
+    with pytest.raises(UserError, match=r"different workload \(sample_bytes is 5000, not 6000"):
         require_data(other, tmp_path)
     with pytest.raises(UserError, match="sample_bytes"):
         generate(other, tmp_path, Solo(), 1)
@@ -73,7 +73,7 @@ def test_a_data_set_with_more_files_serves_as_a_smaller_one(tmp_path):
     generate(evaluated, tmp_path / "evaluated", Solo(), 1)
     require_data(evaluated.model_copy(update={"eval_files": 1}), tmp_path / "evaluated")
     for other in ({"files": 2, "eval_files": 2}, {"files": 4}, {"sample_bytes": 999}):
-        with pytest.raises(UserError, match="data for another workload"):
+        with pytest.raises(UserError, match="data for a different workload"):
             require_data(evaluated.model_copy(update=other), tmp_path / "evaluated")
 
 

@@ -111,9 +111,9 @@ def test_reads_are_the_get_requests_that_the_server_got(store, server, format, t
 def test_a_prefix_of_another_workload_is_refused(store):
     generate(SMALL, store, Solo(), 1)
     other = SMALL.model_copy(update={"sample_bytes": 6000})
-    with pytest.raises(UserError, match=r"another workload \(sample_bytes is 5000, not 6000"):
+    with pytest.raises(UserError, match=r"different workload \(sample_bytes is 5000, not 6000"):
         require_data(other, store)
-    with pytest.raises(UserError, match="with another sample_bytes"):
+    with pytest.raises(UserError, match=r"different settings \(sample_bytes"):
         generate(other, store, Solo(), 1)
 
 

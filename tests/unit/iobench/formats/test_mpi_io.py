@@ -17,7 +17,7 @@ SHARED = [
 
 def test_an_h5py_without_mpi_is_a_line():
     assert not h5py.get_config().mpi, "this h5py has MPI: test the path itself"
-    with pytest.raises(UserError, match=r"reader\.mpi_io requires h5py with MPI") as caught:
+    with pytest.raises(UserError, match=r"reader\.mpi_io requires h5py built with MPI") as caught:
         mpi_io.require_mpi(2, shared=True)
     assert "\n" not in str(caught.value)
 
@@ -27,7 +27,7 @@ def test_a_shared_file_needs_as_many_ranks_of_mpi(monkeypatch):
     monkeypatch.setattr(mpi_io, "_mpi", lambda: SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1)))
     mpi_io.require_mpi(1, shared=True)
     mpi_io.require_mpi(4, shared=False)
-    with pytest.raises(UserError, match="MPI has 1 rank, not 4; start with mpirun"):
+    with pytest.raises(UserError, match="MPI reports 1 rank, not 4; start with mpirun"):
         mpi_io.require_mpi(4, shared=True)
 
 

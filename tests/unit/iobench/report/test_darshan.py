@@ -126,5 +126,5 @@ def test_what_is_no_log_is_one_line(tmp_path, kind, capfd):
 
 
 def test_a_folder_without_reads_is_said():
-    with pytest.raises(UserError, match="has no reads below /nowhere"):
+    with pytest.raises(UserError, match="contains no reads below /nowhere"):
         read_log(EXAMPLES / "dxt.darshan", Path("/nowhere"))

@@ -117,10 +117,10 @@ def test_runs_that_say_nothing_are_refused():
     one, two = results_of(known, SERVICE)
     for results, reason in (
         ([one, one], "one rank and on two"),
-        ([one, {**two, "workload": {}}], "is of another workload"),
+        ([one, {**two, "workload": {}}], "used a different workload"),
         (
             [one, {**two, "workload": two["workload"] | {"storage": {"url": "s3://bucket/x"}}}],
-            "is of another workload",
+            "used a different workload",
         ),
         (
             [one, {**two, "data": "s3://bucket/x"}],

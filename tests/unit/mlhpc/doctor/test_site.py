@@ -157,7 +157,7 @@ def test_one_numa_node_and_login_nodes_get_no_binding(tmp_path, monkeypatch):
 def test_the_command_writes_the_file_once_at_the_top_of_a_checkout(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["doctor", "--site", "mine"]) == 2
-    assert "start in a checkout" in capsys.readouterr().err
+    assert "start this in a checkout" in capsys.readouterr().err
     sites = tmp_path / "run_scripts" / "sites"
     sites.mkdir(parents=True)
     assert cli.main(["doctor", "--site", "mine"]) == 0

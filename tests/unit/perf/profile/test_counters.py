@@ -177,7 +177,7 @@ def test_counts_that_are_none_are_refused(tmp_path, value):
     line = json.loads((FILES / "perf_stat.json").read_text().splitlines()[2])
     path = tmp_path / "counts.json"
     path.write_text(json.dumps(line | {"counter-value": value}))
-    with pytest.raises(UserError, match=r"counts.json: not readable perf stat output"):
+    with pytest.raises(UserError, match=r"counts.json: not valid perf stat output"):
         read(path, 1)
 
 

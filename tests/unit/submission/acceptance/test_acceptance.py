@@ -217,7 +217,7 @@ def test_a_second_person_gets_the_same_verdict_from_the_archive(archive, capsys,
         job["times"]["measured"]["source"] = f"org/{job['times']['measured']['source']}"
     assert again == first
     assert cli.main(["score", "--acceptance", str(path), "--digest", digest]) == 0
-    assert "the figures are those of the logs" in capsys.readouterr().out
+    assert "the figures follow from the logs" in capsys.readouterr().out
 
 
 def faster(name: str, data: bytes) -> bytes:
