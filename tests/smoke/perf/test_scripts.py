@@ -17,15 +17,6 @@ from mlhpc.common.ranks.environment import set_variables
 SCRIPTS = Path(__file__).parents[2] / "perf"
 TINY_STEP = "--batch 1 --rows 32 --columns 48 --steps 1 --rounds 1 --precision float32"
 ONE_ROUND = "--rounds 1 --seconds 0 --no-sweep --no-shuffle"
-FEW_READS = " ".join(
-    f"--set {key}"
-    for key in (
-        "dataset.files=8",
-        "dataset.sample_bytes=10000",
-        "dataset.sample_bytes_stdev=0",
-        "train.epochs=1",
-    )
-)
 TRAINED = {  # ways to train, of which the tests below write what runs would have recorded
     "codec_equivalence": [
         "npy",
@@ -53,7 +44,6 @@ SMALLEST = {
     "exchange": "--nodes 4 --files 8 --ranks 1 --spread 0",
     "history": "{run} --records 20",
     "io_emulation": "{work} steps counting generation --turns 1 --mib 1",
-    "io_scaling": f"{{work}} {FEW_READS} --repeats 1 --ranks 1",
     "lamb": "--repeats 1 --device cpu --width 0.1",
     "loaders": f"--loaders floor mlhpc --side 8 --samples 4 --batch 2 {ONE_ROUND}",
     "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
@@ -75,6 +65,7 @@ ELSEWHERE = {
     "equivalence": "imported",
     "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py",
     "io_dlio": "DLIO",
+    "io_scaling": "minutes",
     "io_similarity": "minutes",
     "pages": "Chromium",
     "smoke_baselines": "scikit-learn",
