@@ -1,9 +1,10 @@
-// A CUDA device that computes nothing, under the real CUDA build of PyTorch. README.md says what it does and does not
-// do; this header has what its files share, one part for each.
+// A CUDA device that computes nothing, under the real CUDA build of PyTorch. README.md says what it does and does
+// not do; this header has what its files share, one part for each.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,12 +16,11 @@
 
 #include "libraries.h"
 
-namespace fake {
-
 using Seconds = double;
 
-// Guards everything below; nothing sleeps while it holds it. Recursive, since calls are made of one another.
-std::recursive_mutex& lock();
+// Guards everything below; nothing sleeps while it holds it. Recursive, since calls are made of one another. Like
+// all that is global here it is never destroyed: threads outlive the end of main.
+inline auto& lock = *new std::recursive_mutex;
 using Guard = std::lock_guard<std::recursive_mutex>;
 
 // settings.cpp: the device model (devices/*.toml) and what FAKE_CUDA_SET changes in it.
@@ -37,12 +37,8 @@ cudaError_t check_device();             // an error once the current device is l
 void count_towards_loss();              // one launch
 long all_launches();                    // of this process, on all devices
 
-// streams.cpp. The clock of a device is wall time: a stream knows when the work that it has been given will be done,
-// and whoever synchronises sleeps until then.
-Seconds now();
-void sleep_until(Seconds time);
-void spend_us(const char* setting, double times = 1);  // the host is busy for that long
-
+// streams.cpp. The clock of a device is wall time: a stream knows when the work that it has been given will be
+// done, and whoever synchronises sleeps until then.
 struct Capture;
 struct Stream;
 
@@ -60,6 +56,9 @@ struct Stream {
     void occupy(Seconds from, Seconds duration);
 };
 
+Seconds now();
+void sleep_until(Seconds time);
+void spend_us(const char* setting, double times = 1);  // the host is busy for that long
 Stream& stream_of(cudaStream_t handle);
 void submit(Stream& stream, const Task& task);
 void submit(Stream& stream, Seconds duration, std::function<void()> effect = [] {});  // of work that never waits
@@ -86,19 +85,29 @@ cudaError_t refuse_unsafe();
 // launches.cpp
 cudaError_t launch(const std::string& kernel, cudaStream_t stream);
 
-// memory.cpp
-// Larger copies take their time but move nothing: the memory of a device of 80 GB is host memory here, and only what
-// is written to takes any. Batches and buckets of smoke presets are far smaller. 0 to time the host alone.
+// memory.cpp. Larger copies take their time but move nothing: the memory of a device of 80 GB is host memory here,
+// and only what is written to takes any. Batches and buckets of smoke presets are far smaller. 0 to time the host
+// alone.
 inline size_t moved_bytes() { return size_t(setting("moved_bytes", 32 << 20)); }
 
 // report.cpp
 void count(const char* section, const std::string& name, double amount = 1);
 void record_peak(const char* name, double value);
 
+// What CUDA calls a handle is a pointer to an object of ours.
+template <class Object>
+Object& object_of(void* handle) {
+    return *static_cast<Object*>(handle);
+}
+template <class Handle, class Object>
+void hand_out(Handle* handle, Object* object) {
+    *handle = reinterpret_cast<Handle>(object);
+}
+
 // What a call of the runtime does, under the lock. It succeeds unless `body` returns an error.
 template <class Body>
 cudaError_t call(Body body) {
-    Guard guard(lock());
+    Guard guard(lock);
     if constexpr (std::is_void_v<decltype(body())>) return body(), cudaSuccess;
     else return failed(body());
 }
@@ -111,4 +120,14 @@ cudaError_t call_device(const char* host_us, Body body) {
     return call(body);
 }
 
-}  // namespace fake
+// The same for one that keeps the host until the device has done something, unless `refuse` returns an error.
+template <class Refuse, class Wait>
+cudaError_t call_waiting(const char* counted_as, Refuse refuse, Wait wait) {
+    auto refused = call([&] {
+        if (counted_as) count("synchronisations", counted_as);
+        return refuse();
+    });
+    if (refused) return refused;
+    wait();
+    return check_device();
+}

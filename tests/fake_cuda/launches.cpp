@@ -1,76 +1,54 @@
-// Kernels: what a library registers when it is loaded, and launches, of which only the time and the name remain. Also
-// the handles of cuBLAS and cuDNN, whose computing functions count as one kernel each.
+// Kernels: what a library registers when it is loaded, and launches, of which only the time and the name remain.
+// Also the handles of cuBLAS and cuDNN, whose computing functions count as one kernel each.
 #include <cstring>
-#include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include "fake.h"
 
-namespace fake {
-
-static std::unordered_map<const void*, const char*>& names() {  // by the function that the compiler made for each
-    static auto* all = new std::unordered_map<const void*, const char*>;
-    return *all;
-}
+static auto& names = *new std::unordered_map<const void*, const char*>;  // by the function that is made for each
 
 cudaError_t launch(const std::string& kernel, cudaStream_t stream) {
     return call_device("launch_host_us", [&] {
-        static auto* times = new std::map<std::pair<int, std::string>, Seconds>;
-        auto [time, is_new] = times->try_emplace({current_device(), kernel});
-        if (is_new) time->second = kernel_time(kernel, current_device());
         count("kernels", kernel);
         count_towards_loss();
-        submit(stream_of(stream), time->second);
+        submit(stream_of(stream), kernel_time(kernel, current_device()));
     });
 }
 
-static cudaError_t launch_registered(const void* function, cudaStream_t stream) {
-    return launch(names().at(function), stream);
-}
-
 // 1 stands for any failure of a library; PyTorch then asks the runtime for its last error.
-int compute(Handle* handle, const char* function) { return launch(function, cudaStream_t(handle->stream)) ? 1 : 0; }
+int compute(Handle* handle, const char* function) {
+    return launch(function, cudaStream_t(handle->stream)) ? 1 : 0;
+}
 
 int refuse(const char* function) {
     count("refused", function);
     return cudaErrorNotSupported;  // CUDA_ERROR_NOT_SUPPORTED has the same number
 }
 
-}  // namespace fake
-
-using namespace fake;
-
 // What nvcc's generated code calls (crt/host_runtime.h).
 EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*,
                                    void*, int*) {
-    Guard guard(lock());
-    names()[function] = name;
+    Guard guard(lock);
+    names[function] = name;
 }
-struct Configuration {
-    dim3 grid, block;
-    size_t shared_bytes;
-    cudaStream_t stream;
-};
-static thread_local Configuration pushed;
+static thread_local std::tuple<dim3, dim3, size_t, cudaStream_t> pushed;
 EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
     return pushed = {grid, block, shared_bytes, stream}, 0;
 }
-EXPORT cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes, void* stream) {
-    *grid = pushed.grid;
-    *block = pushed.block;
-    *shared_bytes = pushed.shared_bytes;
-    *static_cast<cudaStream_t*>(stream) = pushed.stream;
-    return cudaSuccess;
+EXPORT cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes,
+                                              cudaStream_t* stream) {
+    return std::tie(*grid, *block, *shared_bytes, *stream) = pushed, cudaSuccess;
 }
 // A kernel's handle is the address of its function.
 EXPORT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
-    return *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function)), cudaSuccess;
+    return hand_out(kernel, const_cast<void*>(function)), cudaSuccess;
 }
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
-    return launch_registered(kernel, stream);
+    return launch(names.at(kernel), stream);
 }
 EXPORT cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t stream) {
-    return launch_registered(function, stream);
+    return launch(names.at(function), stream);
 }
 // Enough for every choice of a launch's shape that PyTorch makes from it.
 EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
@@ -89,9 +67,6 @@ EXPORT int cublasLtMatmul(Handle*, void*, const void*, const void*, void*, const
     return launch("cublasLtMatmul", stream) ? 13 : 0;  // CUBLAS_STATUS_EXECUTION_FAILED
 }
 EXPORT size_t cudnnGetVersion() { return size_t(setting("cudnn_version")); }
-EXPORT const char* cudnnGetErrorString(int) { return "an error of cuDNN"; }
-EXPORT const char* cudnnGetLastErrorString(char* text, size_t) { return text; }
-EXPORT int cudnnGetStream(Handle* handle, cudaStream_t* stream) { return *stream = cudaStream_t(handle->stream), 0; }
 EXPORT int cudnnBackendDestroyDescriptor(void* descriptor) { return delete static_cast<Handle*>(descriptor), 0; }
 // Whatever it is asked for, there is one, and it is zero: one engine, without a workspace.
 EXPORT int cudnnBackendGetAttribute(void*, int, int type, int64_t wanted, int64_t* found, void* values) {

@@ -12,27 +12,41 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from mlhpc.common.files.atomic import write_bytes
 from mlhpc.perf.machines import machine
 
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build" / "fake_cuda"
+Counts = dict[str, dict[str, float]]
 DRIVER = ("launch", "copy", "graph", "graph_node")
 NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")  # what others load it as
-CALLED = r"(nccl[A-Z]|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[A-Z]|__cuda|nvrtc|nvJitLink)"
+NVML = {  # what is loaded by its name, and nobody wrote
+    f"nvml{name}"
+    for name in (
+        "Init_v2",
+        "InitWithFlags",
+        "Shutdown",
+        "DeviceGetComputeRunningProcesses",
+        "DeviceGetNvLinkRemoteDeviceType",
+        "DeviceGetNvLinkRemotePciInfo_v2",
+    )
+}
+CALLED = r"(nccl[A-Z]|nvml|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[A-Z]|__cuda|nvrtc|nvJitLink)"
 
 # What functions that nobody wrote do, by their names. Setting up cuBLAS, cuDNN or the profiler does nothing; what
 # is left of the CUDA runtime, its driver and NCCL fails, so that nothing is taken to work that does not.
 HARMLESS = re.compile(
     r"cublas|cudnn|cusparse|cusolver|curand|cufft|cupti|cudaProfiler|cuda\w*Destroy|cu(da)?FuncSet"
-    r"|__cuda(Register|Unregister|Init)|ncclComm(Finalize|Destroy)"
+    r"|__cuda(Register|Unregister|Init)|ncclComm(Finalize|Destroy)|cuInit|nvml(Init|Shutdown)"
 )
+TEXTS = re.compile(r"(cuda|cudnn|cublas|nccl)\w*(ErrorName|ErrorString|LastError|StatusString)$")
 ANSWERS = {  # what others write through their parameter of this number
     "cudaDeviceCanAccessPeer": (0, "int", "1"),
     "cudaStreamGetPriority": (1, "int", "0"),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": (0, "int", "2"),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": (0, "int", "2"),
     "cuOccupancyMaxActiveClusters": (0, "int", "1"),
+    "cuGetErrorString": (1, "const char*", '"an error of the driver"'),
+    "nvmlDeviceGetComputeRunningProcesses": (1, "unsigned", "0"),
     "cuDevicePrimaryCtxGetState": (2, "int", "1"),  # active
     "ncclCommGetAsyncError": (1, "int", "0"),
     "cublasLtMatmulAlgoGetHeuristic": (9, "int", "1"),  # one algorithm, without a workspace
@@ -90,22 +104,33 @@ def devices(
 ) -> dict[str, str]:
     """The variables that say which devices a process sees, with ``changes`` to their model, and where it counts
     what it does with them, if anywhere ("%d" in the name: the number of the device)."""
-    chosen = {
-        "FAKE_CUDA_DEVICE": str(_device(model)),
-        "FAKE_CUDA_SET": ";".join(f"{key}={value}" for key, value in (changes or {}).items()),
-    }
+    chosen = {"FAKE_CUDA_DEVICE": _words(_model(model)), "FAKE_CUDA_SET": _words(changes or {})}
     return chosen | ({"FAKE_CUDA_REPORT": str(report)} if report else {})
 
 
-def _device(model: str) -> Path:
-    """The file of a device with what its driver takes of the host, which is the same for all of them."""
+def counts_since(before: Counts, after: Counts) -> Counts:
+    """By section and name, what ``after`` has more; peaks as they are."""
+    more = {
+        section: {
+            name: n - before.get(section, {}).get(name, 0) * (section != "peak") for name, n in names.items()
+        }
+        for section, names in after.items()
+    }
+    return {section: {name: n for name, n in names.items() if n} for section, names in more.items()}
+
+
+def _model(name: str) -> dict[str, object]:
+    """The values of a device, of the one that is its ``base``, and what the driver takes of the host, which is the
+    same for all of them."""
+    own = tomllib.loads((HERE / "devices" / f"{name}.toml").read_text())
+    if base := own.pop("base", None):
+        return _model(base) | own
     driver = machine("dgx-h100").figures
-    values = tomllib.loads((HERE / "devices" / f"{model}.toml").read_text())
-    values |= {f"{name}_host_us": 1e6 * driver[f"driver.{name}"] for name in DRIVER}
-    BUILT.mkdir(parents=True, exist_ok=True)
-    path = BUILT / f"{model}.device"
-    write_bytes(path, "".join(f"{key}={value}\n" for key, value in values.items()).encode())
-    return path
+    return {f"{name}_host_us": 1e6 * driver[f"driver.{name}"] for name in DRIVER} | own
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return ";".join(f"{key}={value}" for key, value in values.items())
 
 
 def _compile(library: Path, site: Path) -> None:
@@ -120,9 +145,10 @@ def _compile(library: Path, site: Path) -> None:
     ]
     options = [
         "g++",
-        "-std=c++17",
+        "-std=c++20",
         "-O1",
         "-fPIC",
+        "-fvisibility=hidden",
         "-Wall",
         "-Wextra",
         "-Wno-deprecated-declarations",
@@ -142,6 +168,7 @@ def _compile(library: Path, site: Path) -> None:
     }
     triton = (site / "triton/backends/nvidia/driver.c").read_text()
     needed |= set(re.findall(r"\b(cu[A-Z]\w*)\(", triton))  # Triton compiles it when it first meets a device
+    needed |= NVML
     rest = library.parent / "rest.cpp"
     rest.write_text("".join(_rest(sorted(name for name in needed - there if re.match(CALLED, name)))))
     part = library.with_suffix(".part")
@@ -163,20 +190,24 @@ def _symbols(*words: str) -> Iterator[str]:
 
 def _rest(names: list[str]) -> Iterator[str]:
     """C++ of the functions that PyTorch needs and nobody wrote."""
-    yield '#include "libraries.h"\nusing fake::Handle;\n'
+    yield '#include "libraries.h"\n'
     for name in names:
         if name in ANSWERS:
             number, kind, value = ANSWERS[name]
             parameters = ", ".join(["void*"] * number + [f"{kind}* to"])
             yield f"EXPORT int {name}({parameters}) {{ return *to = {value}, 0; }}\n"
         elif re.search(COMPUTES, name):
-            yield f'EXPORT int {name}(Handle* handle) {{ return fake::compute(handle, "{name}"); }}\n'
+            yield f'EXPORT int {name}(Handle* handle) {{ return compute(handle, "{name}"); }}\n'
+        elif library := TEXTS.match(name):
+            yield f'EXPORT const char* {name}() {{ return "an error of {library[1]}"; }}\n'
+        elif re.search(r"GetStream(_v2)?$", name) and not name.startswith("cuda"):
+            yield f"EXPORT int {name}(Handle* handle, void** stream) {{ return *stream = handle->stream, 0; }}\n"
         elif re.search(r"SetStream(_v2)?$", name):
             yield f"EXPORT int {name}(Handle* handle, void* stream) {{ return handle->stream = stream, 0; }}\n"
         elif re.search(CREATES, name) and not name.startswith("cuda"):
             yield f"EXPORT int {name}(Handle** made) {{ return *made = new Handle, 0; }}\n"
         else:
-            answer = "0" if HARMLESS.match(name) else f'fake::refuse("{name}")'
+            answer = "0" if HARMLESS.match(name) else f'refuse("{name}")'
             yield f"EXPORT int {name}() {{ return {answer}; }}\n"
 
 

@@ -1,30 +1,24 @@
-// Memory: a device's is host memory that nothing touches, so that 80 GB of it exist on any machine. Copies move data
-// and take their bytes over a bandwidth; those from or to pageable memory keep the host until they are done.
+// Memory: a device's is host memory that nothing touches, so that 80 GB of it exist on any machine. Copies move
+// data and take their bytes over a bandwidth; those from or to pageable memory keep the host until they are done.
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include <sys/mman.h>
 
 #include "fake.h"
-
-namespace fake {
 
 enum Place { PAGEABLE, PINNED, DEVICE };
 struct Block {
     Place place;
     size_t bytes;
 };
-static std::map<uintptr_t, Block>& blocks() {  // by their first byte
-    static auto* all = new std::map<uintptr_t, Block>;
-    return *all;
-}
-static size_t used_bytes;  // of the device; a process of these tests uses one
+static auto& blocks = *new std::map<uintptr_t, Block>;  // by their first byte
+static size_t used_bytes;                               // of the device; a process of these tests uses one
 
 static Place place_of(const void* pointer) {
-    Guard guard(lock());
-    auto next = blocks().upper_bound(uintptr_t(pointer));
-    if (next == blocks().begin()) return PAGEABLE;
+    Guard guard(lock);
+    auto next = blocks.upper_bound(uintptr_t(pointer));
+    if (next == blocks.begin()) return PAGEABLE;
     auto& [begin, block] = *std::prev(next);
     return uintptr_t(pointer) < begin + block.bytes ? block.place : PAGEABLE;
 }
@@ -35,16 +29,16 @@ static cudaError_t allocate(Place place, void** pointer, size_t bytes) {
     bytes = whole_pages(bytes);
     void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
-    blocks()[uintptr_t(pages)] = {place, bytes};
+    blocks[uintptr_t(pages)] = {place, bytes};
     return *pointer = pages, cudaSuccess;
 }
 
-static void release(void* pointer) {
-    auto block = blocks().find(uintptr_t(pointer));
-    if (block == blocks().end()) return;
-    if (block->second.place == DEVICE) used_bytes -= block->second.bytes;
-    munmap(pointer, block->second.bytes);
-    blocks().erase(block);
+static cudaError_t release(void* pointer) {
+    Guard guard(lock);
+    auto block = blocks.extract(uintptr_t(pointer));
+    if (block.empty()) return cudaErrorInvalidValue;
+    if (block.mapped().place == DEVICE) used_bytes -= block.mapped().bytes;
+    return munmap(pointer, block.mapped().bytes), cudaSuccess;
 }
 
 static std::string route_name(Place to, Place from) {
@@ -59,10 +53,51 @@ static Seconds copy_time(size_t bytes, Place to, Place from) {
     return bytes / setting(std::min(to, from) == PAGEABLE ? "pageable_bytes_per_s" : "link_bytes_per_s");
 }
 
-static cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t handle, bool host_waits) {
+EXPORT cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+    *pointer = nullptr;
+    if (auto error = check_device()) return error;
+    return call([&] {
+        if (auto refused = refuse_unsafe()) return refused;
+        if (used_bytes + whole_pages(bytes) > setting("memory_bytes")) return cudaErrorMemoryAllocation;
+        record_peak("device_bytes", double(used_bytes += whole_pages(bytes)));
+        return allocate(DEVICE, pointer, bytes);
+    });
+}
+// Waits for the device (CUDA runtime API reference).
+EXPORT cudaError_t cudaFree(void* pointer) {
+    if (!pointer) return cudaSuccess;  // how PyTorch makes a context
+    return call_waiting("cudaFree", refuse_unsafe, [=] {
+        wait_for_device();
+        release(pointer);
+    });
+}
+EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+    return call([&] {
+        count("host_allocations", "cudaHostAlloc");
+        auto refused = refuse_unsafe();
+        return refused ? refused : allocate(PINNED, pointer, bytes);
+    });
+}
+EXPORT cudaError_t cudaFreeHost(void* pointer) { return release(pointer); }
+EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    *total = size_t(setting("memory_bytes"));
+    return *free = *total - used_bytes, cudaSuccess;
+}
+EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+    constexpr cudaMemoryType types[] = {cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice};
+    Place place = place_of(pointer);
+    void* address = place == PAGEABLE ? nullptr : const_cast<void*>(pointer);
+    *attributes = {};
+    attributes->type = types[place];
+    attributes->device = place == DEVICE ? current_device() : 0;
+    attributes->devicePointer = address;
+    attributes->hostPointer = place == PINNED ? address : nullptr;
+    return cudaSuccess;
+}
+EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t handle) {
     Place target = place_of(to), source = place_of(from);
     Stream& stream = stream_of(handle);
-    host_waits = host_waits || (std::max(target, source) == DEVICE && std::min(target, source) == PAGEABLE);
+    bool host_waits = std::max(target, source) == DEVICE && std::min(target, source) == PAGEABLE;
     auto error = call_device("copy_host_us", [&] {
         if (host_waits)
             if (auto refused = refuse_captured(stream)) return refused;
@@ -74,60 +109,6 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t h
     });
     if (host_waits && !error) wait_for(stream);
     return error;
-}
-
-}  // namespace fake
-
-using namespace fake;
-
-EXPORT cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-    *pointer = nullptr;
-    if (auto error = check_device()) return error;
-    return call([&] {
-        if (auto refused = refuse_unsafe()) return refused;
-        if (used_bytes + whole_pages(bytes) > setting("memory_bytes")) return cudaErrorMemoryAllocation;
-        record_peak("device_bytes", double(used_bytes += whole_pages(bytes)));
-        return allocate(DEVICE, pointer, bytes);
-    });
-}
-EXPORT cudaError_t cudaFree(void* pointer) {
-    if (!pointer) return cudaSuccess;  // how PyTorch makes a context
-    auto error = call([&] {
-        count("synchronisations", "cudaFree");  // implicit (CUDA runtime API reference)
-        return refuse_unsafe();
-    });
-    if (error) return error;
-    wait_for_device();
-    return call([&] { release(pointer); });
-}
-EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
-    return call([&] {
-        count("host_allocations", "cudaHostAlloc");
-        auto refused = refuse_unsafe();
-        return refused ? refused : allocate(PINNED, pointer, bytes);
-    });
-}
-EXPORT cudaError_t cudaFreeHost(void* pointer) { return call([&] { release(pointer); }); }
-EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-    *total = size_t(setting("memory_bytes"));
-    return *free = *total - used_bytes, cudaSuccess;
-}
-EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-    constexpr cudaMemoryType types[] = {cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice};
-    Place place = place_of(pointer);
-    *attributes = {};
-    attributes->type = types[place];
-    attributes->device = place == DEVICE ? current_device() : 0;
-    if (place != PAGEABLE) attributes->devicePointer = const_cast<void*>(pointer);
-    if (place == PINNED) attributes->hostPointer = const_cast<void*>(pointer);
-    return cudaSuccess;
-}
-EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-    count("synchronisations", "cudaMemcpy");
-    return copy(to, from, bytes, nullptr, true);
-}
-EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-    return copy(to, from, bytes, stream, false);
 }
 EXPORT cudaError_t cudaMemsetAsync(void* begin, int value, size_t bytes, cudaStream_t stream) {
     return call_device("launch_host_us", [&] {

@@ -1,10 +1,9 @@
-// NVML, libnvidia-ml.so.1: the calls of the suite, with a power that the device model gives. No NVIDIA wheel has its
-// header; names, numbers and structures are those of the NVML API reference, release 580.
+// NVML, libnvidia-ml.so.1: the calls of the suite and of PyTorch that depend on the device (library.py has the
+// others), with a power that the device model gives. No NVIDIA wheel has its header; names, numbers and structures
+// are those of the NVML API reference, release 580.
 #include <cstdio>
 
 #include "fake.h"
-
-using namespace fake;
 
 constexpr int SUCCESS = 0, NOT_SUPPORTED = 3, GPU_IS_LOST = 15;
 struct Memory {
@@ -21,41 +20,32 @@ struct FieldValue {
 };
 
 // A handle is the device's number plus one.
-static void* handle_of(unsigned number) { return reinterpret_cast<void*>(uintptr_t(number + 1)); }
 static int number_of(void* device) { return int(uintptr_t(device)) - 1; }
 
 // `nvml_lost_device` falls off the bus when this process has launched `nvml_lost_after` kernels.
 static int check(void* device) {
-    bool lost = number_of(device) == setting("nvml_lost_device", -1) && all_launches() > setting("nvml_lost_after");
+    bool lost =
+        number_of(device) == setting("nvml_lost_device", -1) && all_launches() > setting("nvml_lost_after");
     return lost ? GPU_IS_LOST : SUCCESS;
 }
 
-EXPORT int nvmlInit_v2() { return SUCCESS; }
-EXPORT int nvmlInitWithFlags(unsigned) { return SUCCESS; }
-EXPORT int nvmlShutdown() { return SUCCESS; }
 EXPORT const char* nvmlErrorString(int error) { return error == GPU_IS_LOST ? "GPU is lost" : "an error of NVML"; }
 EXPORT int nvmlDeviceGetCount_v2(unsigned* number) { return *number = unsigned(setting("devices", 1)), SUCCESS; }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** device) {
-    return *device = handle_of(number), check(*device);
+    return *device = reinterpret_cast<void*>(uintptr_t(number + 1)), check(*device);
 }
-// What PyTorch asks when memory is short: which device that is, and which processes use it.
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
     unsigned bus = 1;
     sscanf(id, "%*x:%x", &bus);
-    return *device = handle_of(bus - 1), SUCCESS;
+    return nvmlDeviceGetHandleByIndex_v2(bus - 1, device);
 }
-EXPORT int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* number, void*) { return *number = 0, SUCCESS; }
-EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = CUDART_VERSION, SUCCESS; }
-EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return NOT_SUPPORTED; }
-EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return NOT_SUPPORTED; }
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) { return cudaDriverGetVersion(version); }
 EXPORT int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
     return snprintf(uuid, bytes, "GPU-00000000-0000-0000-0000-%012d", number_of(device) + 1), check(device);
 }
-EXPORT int nvmlDeviceGetName(void* device, char* name, unsigned bytes) {
-    return snprintf(name, bytes, "%s", text("name").c_str()), check(device);
-}
 EXPORT int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
-    auto total = (unsigned long long)setting("memory_bytes"), used = (unsigned long long)setting("nvml_used_bytes");
+    auto total = (unsigned long long)setting("memory_bytes"),
+         used = (unsigned long long)setting("nvml_used_bytes");
     return *memory = {total, total - used, used}, check(device);
 }
 EXPORT int nvmlDeviceGetUtilizationRates(void* device, Utilization* percent) {
@@ -73,11 +63,8 @@ EXPORT int nvmlDeviceGetFieldValues(void* device, int fields, FieldValue* values
     }
     return check(device);
 }
-EXPORT int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
-    return *milliwatts = unsigned(setting("watts") * 1e3), check(device);
-}
-// Millijoules since the driver was loaded: `watts` by the clock, and `joules_per_launch` of this process, so that a
-// test knows them without one. `energy_wraps_at`: the counter starts again from 0 there.
+// Millijoules since the driver was loaded: `watts` by the clock, and `joules_per_launch` of this process, so that
+// a test knows them without one. `energy_wraps_at`: the counter starts again from 0 there.
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
     double joules = now() * setting("watts") + all_launches() * setting("joules_per_launch");
     double wraps_at = setting("energy_wraps_at");

@@ -1,33 +1,26 @@
-// The device model: lines `key=value` of the file that FAKE_CUDA_DEVICE names (library.py writes it), then those of
-// FAKE_CUDA_SET, separated by semicolons.
-#include <algorithm>
+// The device model: words `key=value`, separated by semicolons, of FAKE_CUDA_DEVICE (library.py reads them from
+// devices/*.toml), then of FAKE_CUDA_SET, which change it.
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <map>
 #include <sstream>
 
 #include "fake.h"
 
-namespace fake {
-
 static const std::map<std::string, std::string>& settings() {
-    static const auto* all = [] {
-        const char *path = getenv("FAKE_CUDA_DEVICE"), *set = getenv("FAKE_CUDA_SET");
-        std::ifstream file(path ? path : "");
-        if (!file) {
-            fprintf(stderr, "FAKE_CUDA_DEVICE=%s: no such device model\n", path ? path : "");
-            abort();
+    static const auto& all = *[] {
+        auto* found = new std::map<std::string, std::string>;
+        for (const char* variable : {"FAKE_CUDA_DEVICE", "FAKE_CUDA_SET"}) {
+            const char* value = getenv(variable);
+            std::istringstream words(value ? value : "");
+            for (std::string word; std::getline(words, word, ';');) {
+                size_t equals = word.find('=');
+                if (equals != std::string::npos) (*found)[word.substr(0, equals)] = word.substr(equals + 1);
+            }
         }
-        std::string changes = set ? set : "";
-        std::replace(changes.begin(), changes.end(), ';', '\n');
-        std::stringstream lines;
-        lines << file.rdbuf() << changes;
-        auto* read = new std::map<std::string, std::string>;
-        for (std::string key, value; std::getline(lines, key, '=') && std::getline(lines, value);) (*read)[key] = value;
-        return read;
+        if (!found->count("name")) fputs("FAKE_CUDA_DEVICE: no device model\n", stderr), abort();
+        return found;
     }();
-    return *all;
+    return all;
 }
 
 double setting(const std::string& key, double otherwise) {
@@ -42,10 +35,8 @@ Seconds kernel_time(const std::string& kernel, int device) {
     const std::string prefix = "kernel_us ";
     double us = setting("kernel_us");
     for (auto& [key, value] : settings())
-        if (key.compare(0, prefix.size(), prefix) == 0 && kernel.find(key.substr(prefix.size())) != std::string::npos)
-            us = strtod(value.c_str(), nullptr);
+        if (key.starts_with(prefix) && kernel.find(key.substr(prefix.size())) != std::string::npos)
+            us = setting(key);
     bool slow = physical_device(device) == setting("slow_device", -1);
     return us * 1e-6 * (slow ? setting("slow_factor", 1) : 1);
 }
-
-}  // namespace fake

@@ -2,11 +2,8 @@
 // the work takes; only work that waits for another rank, and what comes after it, is kept in a queue.
 #include <algorithm>
 #include <chrono>
-#include <map>
 
 #include "fake.h"
-
-namespace fake {
 
 Seconds now() {
     return std::chrono::duration<Seconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -24,21 +21,15 @@ void spend_us(const char* key, double times) {
     }
 }
 
-static std::vector<Stream*>& streams() {
-    static auto* all = new std::vector<Stream*>;
-    return *all;
-}
-
-static Stream* new_stream() { return streams().emplace_back(new Stream); }
+static auto& streams = *new std::vector<Stream*>;
+static Stream* new_stream() { return streams.emplace_back(new Stream); }
 
 Stream& stream_of(cudaStream_t handle) {
-    if (handle != nullptr && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
-        return *reinterpret_cast<Stream*>(handle);
-    static auto* defaults = new std::map<int, Stream*>;  // one for each device
-    Guard guard(lock());
-    Stream*& stream = (*defaults)[current_device()];
-    if (!stream) stream = new_stream();
-    return *stream;
+    if (handle && handle != cudaStreamLegacy && handle != cudaStreamPerThread) return object_of<Stream>(handle);
+    static auto& defaults = *new std::map<int, Stream*>;  // one for each device
+    Guard guard(lock);
+    Stream*& stream = defaults[current_device()];
+    return *(stream ? stream : stream = new_stream());
 }
 
 void Stream::occupy(Seconds from, Seconds duration) { done_at = std::max(done_at, from) + duration; }
@@ -66,8 +57,9 @@ void submit(Stream& stream, Seconds duration, std::function<void()> effect) {
 static void progress() {
     for (bool moved = true; moved;) {
         moved = false;
-        for (Stream* stream : streams())
-            while (!stream->waiting.empty() && stream->waiting.front().second(*stream, stream->waiting.front().first)) {
+        for (Stream* stream : streams)
+            while (!stream->waiting.empty() &&
+                   stream->waiting.front().second(*stream, stream->waiting.front().first)) {
                 stream->waiting.pop_front();
                 moved = true;
             }
@@ -81,11 +73,7 @@ constexpr Seconds PATIENCE = 200e-6;
 static void wait_until(const std::function<Seconds()>& is_done) {
     for (;; sleep_until(now() + PATIENCE)) {
         Seconds done_at;
-        {
-            Guard guard(lock());
-            progress();
-            done_at = is_done();
-        }
+        call([&] { progress(), done_at = is_done(); });
         if (done_at >= 0) return sleep_until(done_at);
     }
 }
@@ -96,34 +84,33 @@ void wait_for(Stream& stream) {
 
 void wait_for_device() {
     std::vector<Stream*> all;
-    call([&] { all = streams(); });
+    call([&] { all = streams; });
     for (Stream* stream : all)
         if (stream->device == current_device()) wait_for(*stream);
 }
 
 void keep_progressing() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        std::thread([] {
-            for (;; sleep_until(now() + PATIENCE)) call(progress);
-        }).detach();
+    static std::thread thread([] {
+        for (;; sleep_until(now() + PATIENCE)) call(progress);
     });
+    if (thread.joinable()) thread.detach();
 }
 
 // One record of an event. Recording it again makes a new one, which does not change what earlier waits wait for.
 struct Record {
     Stream* stream;
-    std::shared_ptr<Capture> capture;
-    Seconds at = -1;  // negative: not reached
+    std::shared_ptr<Capture> capture;  // in a graph it is a place, which is never reached
+    Seconds at = -1;                   // negative: not reached
 };
 struct Event {
-    std::shared_ptr<Record> last;
     bool timed;
-};
-static Event* event_of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
+    std::shared_ptr<Record> last = nullptr;
 
-// An event that is new counts as reached.
-static bool reached(const Event& event) { return !event.last || (event.last->at >= 0 && event.last->at <= now()); }
+    // A new one counts as reached.
+    cudaError_t status() const {
+        return !last || (last->at >= 0 && last->at <= now()) ? cudaSuccess : cudaErrorNotReady;
+    }
+};
 
 static cudaError_t wait_event(Stream& stream, const std::shared_ptr<Record>& record) {
     if (!record) return cudaSuccess;
@@ -140,24 +127,17 @@ static cudaError_t wait_event(Stream& stream, const std::shared_ptr<Record>& rec
         stream.capture->broken = true;
         return cudaErrorStreamCaptureIsolation;
     }
-    submit(stream, [record]() -> Work {
-        return [record](Stream& on, Seconds enqueued) {
-            if (record->at < 0) return false;
-            on.occupy(std::max(enqueued, record->at), 0);
-            return true;
-        };
-    });
+    Work work = [record](Stream& on, Seconds enqueued) {
+        if (record->at >= 0) on.occupy(std::max(enqueued, record->at), 0);
+        return record->at >= 0;
+    };
+    submit(stream, [work] { return work; });
     return cudaSuccess;
 }
 
-}  // namespace fake
-
-using namespace fake;
-
 EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned, int) {
-    return call([&] { *handle = reinterpret_cast<cudaStream_t>(new_stream()); });
+    return call([&] { hand_out(handle, new_stream()); });
 }
-EXPORT cudaError_t cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithPriority(handle, 0, 0); }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (auto error = check_device()) return error;
     return call([&] {
@@ -169,40 +149,28 @@ EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     Stream& stream = stream_of(handle);
-    auto refused = call([&] {
-        count("synchronisations", "cudaStreamSynchronize");
-        return refuse_captured(stream);
-    });
-    if (refused) return refused;
-    wait_for(stream);
-    return check_device();
+    return call_waiting(
+        "cudaStreamSynchronize", [&] { return refuse_captured(stream); }, [&] { wait_for(stream); });
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
-    auto refused = call([] {
-        count("synchronisations", "cudaDeviceSynchronize");
-        return refuse_unsafe();
-    });
-    if (refused) return refused;
-    wait_for_device();
-    return check_device();
+    return call_waiting("cudaDeviceSynchronize", refuse_unsafe, wait_for_device);
 }
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    return call_device("event_host_us", [&] {
-        return wait_event(stream_of(stream), event_of(event)->last);
-    });
+    return call_device("event_host_us",
+                       [&] { return wait_event(stream_of(stream), object_of<Event>(event).last); });
 }
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned flags) {
-    *handle = reinterpret_cast<cudaEvent_t>(new Event{nullptr, !(flags & cudaEventDisableTiming)});
-    return cudaSuccess;
+    return hand_out(handle, new Event{!(flags & cudaEventDisableTiming)}), cudaSuccess;
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
-EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) { return call([&] { delete event_of(event); }); }
+EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    return call([&] { delete &object_of<Event>(event); });
+}
 EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned) {
     return call_device("event_host_us", [&] {
         Stream& stream = stream_of(handle);
-        auto made = event_of(event)->last = std::make_shared<Record>(Record{&stream, stream.capture});
-        // In a graph it is a place, which is never reached.
+        auto made = object_of<Event>(event).last = std::make_shared<Record>(Record{&stream, stream.capture});
         if (!stream.capture) submit(stream, 0, [made] { made->at = made->stream->done_at; });
     });
 }
@@ -214,28 +182,27 @@ EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
     return call([&] {
         if (auto refused = refuse_unsafe()) return refused;
         progress();
-        return reached(*event_of(event)) ? cudaSuccess : cudaErrorNotReady;
+        return object_of<Event>(event).status();
     });
 }
 // Not counted: the host waits for an event to stay at most two steps ahead (common/timing/steps.py), which costs
 // nothing while the device is busy.
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     std::shared_ptr<Record> record;
-    auto refused = call([&] {
-        record = event_of(event)->last;
+    auto refuse = [&] {
+        record = object_of<Event>(event).last;
         auto unsafe = refuse_unsafe();
         return !unsafe && record && record->capture ? cudaErrorCapturedEvent : unsafe;
+    };
+    return call_waiting(nullptr, refuse, [&] {
+        if (record) wait_until([&] { return record->at; });
     });
-    if (refused) return refused;
-    if (record) wait_until([&] { return record->at; });
-    return check_device();
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     return call([&] {
-        Event &first = *event_of(begin), &second = *event_of(end);
+        Event &first = object_of<Event>(begin), &second = object_of<Event>(end);
         if (!first.last || !second.last || !first.timed || !second.timed) return cudaErrorInvalidResourceHandle;
-        if (!reached(first) || !reached(second)) return cudaErrorNotReady;
         *milliseconds = float((second.last->at - first.last->at) * 1e3);
-        return cudaSuccess;
+        return std::max(first.status(), second.status());
     });
 }

@@ -1,15 +1,16 @@
 """The I/O emulation against what it may cost: steps of 0.5 ms, generation beside dd, counting beside bare reads.
 
-    python tests/perf/io_emulation.py FOLDER [steps] [counting] [workloads] [generation]
+    python tests/perf/io_emulation.py FOLDER [steps] [counting] [workloads] [generation] [--turns N] [--mib 128]
 
-FOLDER is on the disk to measure. All ratios are taken within this process, their sides in turn.
+FOLDER is on the disk to measure. All ratios are taken within this process, their sides in turn. ``--mib``: of
+each of the eight files that are generated.
 """
 
+import argparse
 import os
 import shutil
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -32,7 +33,7 @@ from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import SPANS_KEPT, ReadStatistics
 
 
-def steps(folder: Path, asked: float = 5e-4, number: int = 1000, turns: int = 8) -> None:
+def steps(folder: Path, turns: int = 8, asked: float = 5e-4, number: int = 1000) -> None:
     """Beside readers as a pipeline has them, whose memory the loop frees, and beside ones that free it themselves:
     64 MiB go back to the kernel, for 0.2 ms in which the interpreter is locked."""
     path = folder / "steps.bin"
@@ -78,9 +79,9 @@ def steps(folder: Path, asked: float = 5e-4, number: int = 1000, turns: int = 8)
     path.unlink()
 
 
-def generation(folder: Path) -> None:
-    dataset = Dataset(format="npz", files=8, sample_bytes=128 << 20)
-    for turn in range(3):
+def generation(folder: Path, turns: int = 3, mib: int = 128) -> None:
+    dataset = Dataset(format="npz", files=8, sample_bytes=mib << 20)
+    for turn in range(turns):
         start = time.perf_counter()
         made = generate(dataset, folder / f"made{turn}", Solo(), len(os.sched_getaffinity(0)))
         subprocess.run(["sync", "-f", folder], check=True)
@@ -88,15 +89,15 @@ def generation(folder: Path) -> None:
         start = time.perf_counter()
         target = folder / f"dd{turn}"
         subprocess.run(
-            ["dd", "if=/dev/zero", f"of={target}", "bs=4M", "count=256", "status=none"], check=True
+            ["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={8 * mib}", "status=none"], check=True
         )
         subprocess.run(["sync", "-f", folder], check=True)
-        dd = (1 << 30) / (time.perf_counter() - start)
+        dd = (8 * mib << 20) / (time.perf_counter() - start)
         print(f"generation {ours / 1e6:.0f} MB/s, dd {dd / 1e6:.0f} MB/s: {ours / dd:.0%}")
         subprocess.run(["rm", "-r", folder / f"made{turn}", target], check=True)
 
 
-def counting(folder: Path) -> None:
+def counting(folder: Path, turns: int = 4 * SPANS_KEPT // 256) -> None:
     """Warm reads of 256 KiB, where counting weighs most: counted against os.preadv into the same memory, once
     that of the sample before, once new memory for every sample of 64 MiB. Totals, not medians: one read of many
     pays for all of them."""
@@ -117,7 +118,6 @@ def counting(folder: Path) -> None:
 
     for memory in ("used", "new"):
         took = {counted: 0.0, bare: 0.0}
-        turns = 4 * SPANS_KEPT // 256
         for turn in range(turns):
             for way in (counted, bare) if turn % 2 else (bare, counted):
                 out = used if memory == "used" else np.empty(64 << 20, np.uint8)
@@ -193,10 +193,23 @@ def workloads(folder: Path, turns: int = 15) -> None:
         shutil.rmtree(folder / name)
 
 
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    place.mkdir(parents=True, exist_ok=True)
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    measures = {each.__name__: each for each in (steps, counting, workloads, generation)}
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("only", nargs="*", metavar="MEASURE", help=" ".join(measures))
+    parser.add_argument("--turns", type=int, help="default: by measure")
+    parser.add_argument("--mib", type=int, default=128)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     keep_memory()
-    for measure in (steps, counting, workloads, generation):
-        if measure.__name__ in (sys.argv[2:] or [measure.__name__]):
-            measure(place)
+    for name in options.only or measures:
+        chosen = {"turns": options.turns} if options.turns else {}
+        chosen |= {"mib": options.mib} if name == "generation" else {}
+        measures[name](options.folder, **chosen)
+
+
+if __name__ == "__main__":
+    main()

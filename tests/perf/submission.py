@@ -1,12 +1,14 @@
 """How long check and score take, and how much of it the official tools.
 
-    python tests/perf/submission.py [TREE]
+    python tests/perf/submission.py [TREE] [--sets 100]
 
-Makes a log of 1 MB and a thousand logs of published size (140 kB) in a temporary folder, and times: check of
+Makes a log of 1 MB and sets of ten logs of published size (140 kB) in a temporary folder, and times: check of
 the one log; check of all sets of TREE, where given (the published results of MLPerf HPC, say); scores of the
-thousand, and with the check that stands beside a score, for one set. Times are of one processor core.
+sets, and with the check that stands beside a score, for one set; score of as many instances in one set. Times
+are of one processor core.
 """
 
+import argparse
 import io
 import resource
 import sys
@@ -60,6 +62,13 @@ def score_all(top: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tree", type=Path, nargs="?")
+    parser.add_argument("--sets", type=int, default=100)
+    options = parser.parse_args()
+    tree, logs = options.tree, 10 * options.sets
     for module, names in (
         (check, ("official_findings", "package_findings", "seed_findings")),
         (console, ("summary", "rcp_verdict")),
@@ -70,20 +79,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, redirect_stderr(io.StringIO()):
         log = write_log(Path(scratch) / "one" / "result_1.txt", records(epochs=1100))
         measure(f"check, one log of {log.stat().st_size / 1e6:.2f} MB", lambda: check.check(log))
-        if len(sys.argv) > 1:
-            tree = Path(sys.argv[1])
-            logs = sum(len(results.log_paths) for results in result_sets(tree))
-            measure(f"check, {logs} logs of {tree}", lambda: console.print_check(tree, "1.0.0", quiet))
-        for n in range(100):
+        if tree:
+            there = sum(len(results.log_paths) for results in result_sets(tree))
+            measure(f"check, {there} logs of {tree}", lambda: console.print_check(tree, "1.0.0", quiet))
+        for n in range(options.sets):
             make_set(Path(scratch) / "many" / f"org{n}", minutes=[10.0 + i for i in range(10)], epochs=150)
         many = Path(scratch) / "many"
         size = sum(path.stat().st_size for path in many.rglob("result_*.txt")) / 1e6
-        measure(f"score alone, 1000 logs in 100 sets, {size:.0f} MB", lambda: score_all(many))
+        measure(f"score alone, {logs} logs in {options.sets} sets, {size:.0f} MB", lambda: score_all(many))
         few = many / "org0"
         measure("score with check, 10 logs of them", lambda: console.print_score(few, "2.0.0", quiet))
         instances = Path(scratch) / "instances" / "org"
-        make_set(instances, "deepcam", [10.0 + n / 100 for n in range(1000)], level="weak", epochs=150)
-        measure("score alone, 1000 instances in one set", lambda: score_all(instances))
+        make_set(instances, "deepcam", [10.0 + n / 100 for n in range(logs)], level="weak", epochs=150)
+        measure(f"score alone, {logs} instances in one set", lambda: score_all(instances))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from fake_cuda.library import devices, loader
+from fake_cuda.library import Counts, counts_since, devices, loader
 from helpers.warm import run_warm
 from smoke.conftest import PYTORCH, TINY, TINY_CLIMATE, mlhpc
 from smoke.resnet50.test_run import TINY as TINY_PICTURES
@@ -31,15 +31,16 @@ class Done:
         self.said = process.stdout + process.stderr
         self._reports = reports
 
-    def counted(self, rank: int = 0) -> dict[str, dict[str, float]]:
+    def counted(self, rank: int = 0) -> Counts:
         """Since ``run_start``: by section and name."""
-        return dict(self._found(rank)["since_run_start"])
+        found = self._found(rank)
+        return counts_since(found["before_run"], found["total"])
 
-    def total(self, rank: int = 0) -> dict[str, dict[str, float]]:
+    def total(self, rank: int = 0) -> Counts:
         """Since the start of the process: by section and name."""
-        return dict(self._found(rank)["total"])
+        return self._found(rank)["total"]
 
-    def first_used(self, rank: int = 0) -> dict[str, dict[str, float]]:
+    def first_used(self, rank: int = 0) -> Counts:
         """What was used for the first time after ``run_start``: kernels, whose code is loaded then, kernels that
         were compiled, and page-locked memory."""
         everything, since = self.total(rank), self.counted(rank)
@@ -49,8 +50,8 @@ class Done:
         }
         return {name: found for name, found in used.items() if found}
 
-    def _found(self, rank: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(Path(str(self._reports) % rank).read_text())
+    def _found(self, rank: int) -> dict[str, Counts]:
+        found: dict[str, Counts] = json.loads(Path(str(self._reports) % rank).read_text())
         assert found["total"].get("refused", {}) == {}
         return found
 

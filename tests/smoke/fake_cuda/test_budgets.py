@@ -23,10 +23,19 @@ def test_a_step_launches_no_more_waits_for_nothing_and_takes_the_memory_that_is_
     assert now["predicted_bytes"] == pytest.approx(now["allocated_bytes"], rel=0.05)
 
 
-@pytest.mark.parametrize("benchmark, name", [("cosmoflow", "adam"), ("resnet50", "sgd")])
-def test_no_other_optimizer_waits_for_the_loss_scale(benchmark, name):
-    """PyTorch's Adam, of DeepCAM, cannot be built here: it reads its rate from the device, which computed none."""
-    chosen = ("division=open", f"hyperparameters.opt_name={name}")
+SMALL = ("data.sample_shape=[32,48,16]", "network.width=0.1", "network.middle_blocks=1")
+OPTIMIZERS = {
+    "adam": ("cosmoflow", ()),
+    "sgd": ("resnet50", ()),
+    "Adam": ("deepcam", SMALL),
+    "AdamW": ("deepcam", SMALL),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_other_optimizer_waits_for_the_loss_scale(name):
+    benchmark, network = OPTIMIZERS[name]
+    chosen = ("division=open", f"hyperparameters.opt_name={name}", *network)
     now = of_step(benchmark, 1, "mixed_float16", *chosen)
     assert (now["waits"], now["pageable"]) == (0, 0)
 
