@@ -32,8 +32,9 @@ class Halo:
 
 
 def halo(network: Network, splits: tuple[int, ...], kernel: int) -> Halo:
-    """The halo of an inner rank whose sample's first axes are divided into ``splits`` parts. Each axis in turn
-    sends ``kernel // 2`` planes in both directions, including the corners received along earlier axes."""
+    """The halo of an inner rank whose sample's first axes are divided into ``splits`` parts. Along
+    each axis in turn, a rank sends ``kernel // 2`` planes in both directions, with the corners that it received
+    along earlier axes."""
     width = kernel // 2
     elements = messages = first_elements = first_messages = 0
     convolutions = [layer for layer in network if layer.kind == "convolution"]
@@ -60,8 +61,8 @@ def _of_layer(layer: Layer, splits: tuple[int, ...], width: int) -> tuple[int, i
 
 
 def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple[int, int]:
-    """The numbers of accelerators per sample and of samples per group of such accelerators, as in ``plan`` if
-    passed. Raises UserError if the batch cannot be divided evenly."""
+    """Return the number of accelerators that share a sample, and the number of samples of each such group;
+    ``plan`` determines them if passed. Raises UserError if the batch cannot be divided evenly."""
     if plan is not None:
         groups = accelerators // plan.size
         if accelerators % plan.size or batch % groups:

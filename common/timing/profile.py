@@ -195,8 +195,8 @@ class Feed:
         return batch
 
     def reading(self, steps: int, passes: int = 1) -> Reading | None:
-        """The input of the ``steps`` steps of ``passes`` batches since ``start``. Afterwards, reads the same
-        number of batches of a different epoch without computing, to measure the loader alone."""
+        """Return what was read in the ``steps`` steps since ``start``, each of ``passes`` batches. To measure the
+        loader alone, this then reads as many batches of a different epoch without computing."""
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps

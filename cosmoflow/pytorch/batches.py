@@ -49,8 +49,8 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
 
 
 def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: torch.device) -> None:
-    """Decode batches of zeros, whose samples have ``shape`` and consist of one block, and page-lock memory for the
-    keys of batches; called before the clock starts."""
+    """Decode batches of zeros, whose samples have ``shape`` and consist of one block, and allocate
+    page-locked memory for each entry of a batch; called before the clock starts."""
     convert = converter(sample_dtype, device)
     voxels, table = (
         np.full(samples, math.prod(shape[:3])),

@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
         "--device-model",
         metavar="NAME|FILE",
         help="count kernel launches and their minimum time on this device (h100, mi300x, …); "
-        "the default preset is then closed",
+        "changes the default preset to 'closed'",
     )
     profile.add_argument(
         "--counters",

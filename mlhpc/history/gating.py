@@ -22,7 +22,7 @@ def tolerance_of(text: object) -> float:
     except ValueError as error:
         raise UserError(f"tolerance {error}") from None
     if not 0 <= value < 10:
-        raise UserError(f"tolerance {text} is not a share from 0 to 10; write one such as 5%")
+        raise UserError(f"tolerance {text} must be between 0% and 1000%; write, for example, 5%")
     return value
 
 

@@ -78,7 +78,7 @@ def files(store: Path) -> set[str]:
     """The names of the files in ``store`` that contain records. Raises UserError if ``store`` is not a readable
     folder."""
     if not store.is_dir():
-        raise UserError(f"{store}: no such folder; pass the --store of mlhpc history add")
+        raise UserError(f"{store}: no such folder; pass the folder that mlhpc history add wrote to")
     with as_user_error(store, "cannot be read", "choose another --store"):
         return {name for name in os.listdir(store) if SINGLE.fullmatch(name) or PACK.fullmatch(name)}
 

@@ -94,8 +94,8 @@ class Space:
         ]
         if not self.candidates:
             raise UserError(
-                f"--rate {self.rates[0]:g},{self.rates[1]:g} contains none of the rates to try, "
-                f"{RATES_PER_OCTAVE} per doubling; pass a wider range"
+                f"--rate {self.rates[0]:g},{self.rates[1]:g} contains none of the candidate rates, "
+                f"{RATES_PER_OCTAVE} for each doubling; pass a wider range"
             )
 
     def content(self) -> dict[str, Any]:

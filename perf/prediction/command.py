@@ -43,7 +43,7 @@ def predict(options: argparse.Namespace) -> int:
         from mlhpc.perf.prediction.page import page
 
     if options.what_if and not options.nodes:
-        raise UserError("--what-if requires --nodes, the number of nodes before doubling")
+        raise UserError("--what-if requires --nodes, the number of nodes to start from")
     batch = [] if options.batch is None else [f"hyperparameters.global_batch_size={options.batch}"]
     model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
     predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())

@@ -73,7 +73,7 @@ def _require_plausible(data: Bytes) -> None:
         )
     if pixels > MAX_PIXELS:
         raise BrokenImage(
-            f"not a readable image ({height} x {width} pixels; at most {MAX_PIXELS:,} are read)"
+            f"not a readable image (too large: {height} x {width} pixels, limit {MAX_PIXELS:,})"
         )
 
 

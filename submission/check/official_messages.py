@@ -70,7 +70,7 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
         f"{rules}/line",
         "error",
         log.path.name,
-        f"MLLOG lines of at most {longest} bytes, and few long ones",
+        f"MLLOG lines of at most {longest} bytes, few of them nearly as long",
         f"one of {log.longest}",
         "fix the log: the official tools were not run, because parsing it would take hours",
         f"mlperf-logging {rules}",

@@ -46,7 +46,7 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path: Path) -> None:
     with pytest.raises(UserError) as said:
         module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=3"]))
     assert str(said.value) == (
-        f"{tmp_path} has other settings: training.max_epochs was 4, now 3; resume with "
+        f"{tmp_path} was run with different settings: training.max_epochs was 4, now 3; resume with "
         f"--config {tmp_path}/config.toml"
     )
 
