@@ -228,7 +228,8 @@ def seed_of(folder: Path, run: Run) -> int:
         changes = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differing[:3]]
         changes += [f"and {len(differing) - 3} more"] if len(differing) > 3 else []
         raise UserError(
-            f"{folder} was run with different settings: {'; '.join(changes)}; resume with --config {folder}/config.toml"
+            f"{folder} was run with different settings: {'; '.join(changes)}; "
+            f"resume with --config {folder}/config.toml"
         )
     return saved.seed
 

@@ -25,7 +25,9 @@ class Surface(FrozenModel):
     epochs: PositiveFloat = Field(
         description="epochs to the target for small batches at the best rate and schedule"
     )
-    critical_batch: PositiveFloat = Field(description="batch size at which training takes twice as many epochs as at a small one")
+    critical_batch: PositiveFloat = Field(
+        description="batch size at which training takes twice as many epochs as at a small one"
+    )
     rate: PositiveFloat = Field(description="best multiple of the learning rate at batch size ``rate_batch``")
     rate_batch: PositiveFloat
     rate_power: float = Field(

@@ -131,7 +131,7 @@ def test_resuming_with_other_settings_is_refused(tiny_data, one_rank, tmp_path):
     done = mlhpc(
         "run", "cosmoflow", "--data", tiny_data, "--out", tmp_path / "o", "--resume", one_rank, *settings()
     )
-    assert done.returncode == 2 and "other settings" in done.stderr
+    assert done.returncode == 2 and "different settings" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_of_many_differing_settings_three_are_named(tmp_path: Path) -> None:
         "data.eval_samples=3",
     ]
     with pytest.raises(
-        UserError, match=r"other settings: ([^;]* was [^;]*, now [^;]*; ){3}and 1 more; resume"
+        UserError, match=r"different settings: ([^;]* was [^;]*, now [^;]*; ){3}and 1 more; resume"
     ):
         module.seed_of(tmp_path, load.load("deepcam", "smoke", other))
 
