@@ -59,7 +59,7 @@ lint: $(VENV)/.test
 	@echo '== lint: ruff'
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo '== types: mypy'
-	@$(BIN)/mypy && $(BIN)/mypy --allow-untyped-calls --allow-subclassing-any tests/perf tests/fake_cuda
+	@$(BIN)/mypy && MYPYPATH=tests/perf $(BIN)/mypy --allow-untyped-calls --allow-subclassing-any tests
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run environment.sh run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import horovod.tensorflow as hvd
 import numpy as np
-import psutil  # type: ignore[import-untyped]  # Horovod requires it
+import psutil  # Horovod requires it
 import tensorflow as tf
 
 from mlhpc.common.ranks.connection import LOOPBACK, Secret

@@ -13,9 +13,10 @@ import numpy as np
 from fuzz.mutate import damaged_bytes, damaged_value, write
 
 from mlhpc.benchmarks import load
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data import manifest
 from mlhpc.common.data.codecs import frame
-from mlhpc.common.data.codecs.codec import find
+from mlhpc.common.data.codecs.codec import Codec, find
 from mlhpc.common.formats import archive, npy, tf_example, tfrecord
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
@@ -108,13 +109,15 @@ def read_checkpoint(data: bytes, scratch: Path) -> None:
     (scratch / "checkpoint.npz").write_bytes(data)
     read = checkpoint.load(scratch)
     assert (read.epoch, read.seed, read.config) == (1, 7, "preset = 'smoke'\n")
-    loaded, saved = [*read.shared, *read.of_rank[0]], [FIELDS, COUNTS, COUNTS]
+    loaded: list[np.ndarray] = [*read.shared, *read.of_rank[0]]
+    saved: list[np.ndarray] = [FIELDS, COUNTS, COUNTS]
     assert [array.dtype for array in loaded] == [array.dtype for array in saved]
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(saved, loaded, strict=True))
 
 
 FACTS = {"benchmark": "cosmoflow", "layout": weights.LAYOUT}  # as mlhpc weights writes them
-NETWORK = load.load("cosmoflow", "smoke", ["network.conv_filters=1", "network.dense_units=[2]"]).network
+SMALL = load.load("cosmoflow", "smoke", ["network.conv_filters=1", "network.dense_units=[2]"])
+NETWORK = CosmoFlow.model_validate(SMALL).network
 
 
 @cache
@@ -174,14 +177,16 @@ def read_event_file(data: bytes, scratch: Path) -> None:
 
 
 @cache
-def _encoded() -> dict[str, tuple[str, tuple[int, ...], dict[str, bytes]]]:
+def _encoded() -> dict[str, tuple[str, tuple[int, ...], dict[str, bytes | memoryview]]]:
     """Type, shape and sections of a sample by each codec."""
     counts = COUNTS.copy()
     counts[2:] %= 5
     ranges = np.ptp(FIELDS, axis=(0, 1)).astype(np.float64)
     bound = deepcam.Bound(1e-3, "range", ranges)
     lossy = (deepcam.Delta("delta", bound), deepcam.Delta("delta-paper"), deepcam.SZ3(bound=bound))
-    made = {f"c/{name}": ("<i2", counts, codec) for name, codec in cosmoflow.CODECS.items()}
+    made: dict[str, tuple[str, np.ndarray, Codec]] = {
+        f"c/{name}": ("<i2", counts, codec) for name, codec in cosmoflow.CODECS.items()
+    }
     made |= {
         f"d/{c.name}": ("<f4", FIELDS, c) for c in (*lossy, deepcam.CODECS["pco"], deepcam.CODECS["zstd"])
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-HOSTILE = (
+HOSTILE: tuple[Any, ...] = (
     None, True, -1, 0, 10**12, 2**63, 10**30, 10**400, -0.0, 1e308, float("inf"), float("nan"), "", "x",
     "../../../../tmp/x", "/dev/zero", "common", "closed", "deepcam_lamb", "{0.__class__}", "%s%n", "\x1b]0;x\x07",
     "\ud800", "\u202e", "[/red]", "<script>", "$(touch x)", "a" * 5000, "__import__('os')", [], {}, [[]],

@@ -12,7 +12,7 @@ from typing import Any
 
 START_MS = 1_700_000_000_000
 Records = list[dict[str, Any]]
-Edit = Callable[[Records], None]
+Edit = Callable[[Records], object]
 
 # The closed division's keys, with values at which there is a reference convergence point (mlperf-logging).
 CLOSED: dict[str, dict[str, Any]] = {
@@ -126,7 +126,7 @@ def make_set(
     *,
     system: str = "machine",
     level: str | None = "strong",
-    edit: Callable[[int, Records], None] = lambda number, made: None,
+    edit: Callable[[int, Records], object] = lambda number, made: None,
     **facts: Any,
 ) -> Path:
     """Makes one set in the tree ``tree`` (``<org>``), with its system description, and returns its folder.

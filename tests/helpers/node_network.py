@@ -50,12 +50,14 @@ class Network:
 
     def __init__(self, files: Iterable[tuple[float, int, int, int]], rate: float, window: int = 1) -> None:
         self.files, self.rate = list(files), rate
-        self.sends, self.receives = defaultdict(deque), defaultdict(deque)
+        self.sends: dict[tuple[int, int], deque[int]] = defaultdict(deque)  # by node and rank
+        self.receives: dict[tuple[int, int], deque[int]] = defaultdict(deque)
         for number, (_, sender, receiver, rank) in enumerate(self.files):
             self.sends[sender, rank].append(number)
             self.receives[receiver, rank].append(number)
-        self.leaving, self.arriving = defaultdict(set), defaultdict(set)  # the flows of each node
-        self.ready = defaultdict(int)  # ends at which a file's turn has come
+        self.leaving: dict[int, set[int]] = defaultdict(set)  # the flows of each node
+        self.arriving: dict[int, set[int]] = defaultdict(set)
+        self.ready: dict[int, int] = defaultdict(int)  # ends at which a file's turn has come
         self.flows: dict[int, tuple[float, float, float]] = {}  # bytes left, when, and the speed since then
         self.events: list[tuple[float, int]] = []
         self.now, self.most_flows = 0.0, 0

@@ -6,13 +6,13 @@ from pathlib import Path
 from mlhpc.benchmarks.resnet50 import Data
 from mlhpc.common.data import manifest
 from mlhpc.common.ranks.world import Solo
-from mlhpc.resnet50.data.convert import convert
+from mlhpc.resnet50.data.convert import Target, convert
 from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.synthetic import simulate
 
 TRAIN, EVALUATION, CLASSES = 22, 9, 3
 
-PACKED = ("tfrecord", "lmdb", "raw")
+PACKED: tuple[Target, ...] = ("tfrecord", "lmdb", "raw")
 
 FORMATS = ("jpeg", *PACKED)
 

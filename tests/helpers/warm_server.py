@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 
-class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
+class ForkedPopen(subprocess.Popen):
     """Popen that forks this process where it would execute this Python."""
 
     def __init__(self, args: Any, *more: Any, **options: Any) -> None:

@@ -14,7 +14,7 @@ from mlhpc.common.staging.exchange import exchange
 from mlhpc.common.staging.stage import stage
 
 source, folder, epochs = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-victim = int((*sys.argv, -1)[4])
+victim = int((*sys.argv, "-1")[4])
 pieces = transfer._pieces
 
 

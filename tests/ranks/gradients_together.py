@@ -1,7 +1,7 @@
 """One rank of a test: steps whose gradients are cast and delivered together, as on GPUs, against plain ones."""
 
-import sys
 from copy import deepcopy
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -9,10 +9,16 @@ from torch import nn
 from mlhpc.common.pytorch import step as steps
 from mlhpc.common.pytorch.step import averages_buckets, make_scaler, make_train_step, wrap_ddp
 from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.world import World
 
 
-def trained(model: nn.Module, world, precision: str, *, together: bool) -> nn.Module:
-    steps.on_cpu = lambda tensor: not together
+def trained(model: nn.Module, world: World, precision: str, *, together: bool) -> nn.Module:
+    with patch.object(steps, "on_cpu", lambda tensor: not together):
+        train(model, world, precision, together)
+    return model
+
+
+def train(model: nn.Module, world: World, precision: str, together: bool) -> None:
     wrapped = wrap_ddp(model, world, bucket_cap_mib=0.001)
     in_place = averages_buckets(wrapped)
     assert in_place == together
@@ -23,7 +29,6 @@ def trained(model: nn.Module, world, precision: str, *, together: bool) -> nn.Mo
     drawn = torch.Generator().manual_seed(world.rank)
     for _ in range(5):
         step(torch.randn(2, 3, 8, 8, generator=drawn), torch.randn(2, 4, 8, 8, generator=drawn))
-    return model
 
 
 def main() -> None:
@@ -43,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

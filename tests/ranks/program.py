@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from mlhpc.common.ranks import environment, launch
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.errors import UserError
 
-FRAMEWORK = os.environ.get("FRAMEWORK", "horovod")
+FRAMEWORK: Any = os.environ.get("FRAMEWORK", "horovod")
 
 
 def main(how: str, who: int = 1) -> int:
@@ -39,7 +40,7 @@ def main(how: str, who: int = 1) -> int:
     return 0
 
 
-def work(world: World, how: str, who: int) -> None:
+def work(world: Any, how: str, who: int) -> None:
     world.on_loss(note)
     check_collectives(world)
     if how == "gradients":
@@ -59,7 +60,12 @@ def work(world: World, how: str, who: int) -> None:
     if how == "midway":
         roll_call = world.roll_call
         lose = roll_call._lose
-        roll_call._lose = lambda *lost: time.sleep(1.0) or lose(*lost)
+
+        def lose_late(*lost: object) -> None:
+            time.sleep(1.0)
+            lose(*lost)
+
+        roll_call._lose = lose_late
         while True:
             world.sum(np.ones(1 << 22))  # 32 MiB: almost all the time is spent in here
     world.barrier()  # without the lost rank this never returns
@@ -79,7 +85,7 @@ def check_collectives(world: World) -> None:
     assert wide.tolist() == [2.0**52 + size - 1, sum(range(size))], wide
     assert float(world.sum(0.5)) == 0.5 * size
     # The next number after 2**53 needs float64.
-    most = world.max([[rank, -rank], [2.0**53 + 2 * rank, 7.0]])
+    most = world.max([[float(rank), -rank], [2.0**53 + 2 * rank, 7.0]])
     assert most.tolist() == [[size - 1, 0], [2.0**53 + 2 * (size - 1), 7.0]], most
 
 
@@ -102,7 +108,7 @@ def check_gradients(world: World) -> None:
     assert variables[0].numpy() == 0 and variables[1].numpy().tolist() == [0, 7]
 
 
-def check_groups(world: World) -> None:
+def check_groups(world: Any) -> None:
     import torch
     import torch.distributed as dist
 

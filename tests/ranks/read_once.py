@@ -12,7 +12,7 @@ from mlhpc.common.ranks import launch
 from mlhpc.common.staging import copier, transfer
 from mlhpc.common.staging.stage import stage
 
-source, folder, victim = Path(sys.argv[1]), Path(sys.argv[2]), int((*sys.argv, -1)[3])
+source, folder, victim = Path(sys.argv[1]), Path(sys.argv[2]), int((*sys.argv, "-1")[3])
 read_from_source = 0
 read, pieces = copier._read, transfer._pieces
 

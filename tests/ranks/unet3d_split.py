@@ -24,10 +24,10 @@ def seeded(group: SpatialGroup | None) -> UNet:
 
 
 def main() -> None:
-    parts = tuple(map(int, sys.argv[1:]))
+    depth, rows, columns = map(int, sys.argv[1:])
     world = launch.connect("torch")
-    side = 8 * max(parts)
-    plan = plan_slabs((side, side, side), parts, 2, 3)
+    side = 8 * max(depth, rows, columns)
+    plan = plan_slabs((side, side, side), (depth, rows, columns), 2, 3)
     group = spatial_group(plan, world)
 
     whole, split = (seeded(members) for members in (None, group))
@@ -57,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,7 @@ them."""
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,9 @@ def array_functions(path: Path) -> Iterator[tuple[str, str]]:
         and isinstance(node.targets[0], ast.Name)
         and re.match(r"(npt\.|np\.)?(NDArray|ndarray)\b", ast.unparse(node.value))
     }
-    for owner in (module, *(node for node in module.body if isinstance(node, ast.ClassDef))):
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    owners: list[ast.Module | ast.ClassDef] = [module, *classes]
+    for owner in owners:
         if getattr(owner, "name", "").startswith("_"):
             continue
         for node in owner.body:
@@ -109,7 +111,9 @@ DATASET = Dataset(format="binary", files=2, samples_per_file=5, sample_bytes=64,
 LARGEST = Statistics(np.zeros(16, np.float32), np.ones(16, np.float32))
 
 
-def framed(sections: dict[str, bytes], shape: tuple[int, ...], name: str, dtype: str) -> frame.Frame:
+def framed(
+    sections: Mapping[str, bytes | memoryview], shape: tuple[int, ...], name: str, dtype: str
+) -> frame.Frame:
     return frame.unpack(frame.pack(name, dtype, shape, sections))
 
 

@@ -58,7 +58,7 @@ def log_of(run: dict[str, str], number: int) -> Records:
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[str]]:
     """What ``mlhpc report`` prints of each set: the columns of its row, by system and benchmark."""
     root = tmp_path_factory.mktemp("published")
     for runs in SETS:
@@ -94,7 +94,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     ids=[f"{runs[0]['system']}-{runs[0]['benchmark']}" for runs in SETS],
 )
 def test_each_published_result_is_what_the_suite_computes(
-    runs: list[dict[str, str]], cells: list[str], printed: dict[str, list[str]]
+    runs: list[dict[str, str]], cells: list[str], printed: dict[tuple[str, str], list[str]]
 ) -> None:
     run = runs[0]
     logs, units, batch, score, staging, excess, epochs, _ = printed[run["system"], run["benchmark"]]

@@ -11,19 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from timm.loss import LabelSmoothingCrossEntropy
+from timm.loss.cross_entropy import LabelSmoothingCrossEntropy
 from timm.optim.lars import Lars as TimmLars
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
 from mlhpc.common.pytorch.devices import pick_device
-from mlhpc.common.pytorch.step import (
-    make_eval_step,
-    make_scaler,
-    make_train_step,
-    preserve_state,
-    set_rate,
-)
+from mlhpc.common.pytorch.state import preserve_state
+from mlhpc.common.pytorch.step import make_eval_step, make_scaler, make_train_step, set_rate
 from mlhpc.common.training.schedules import polynomial_learning_rate
 from mlhpc.errors import UserError
 from mlhpc.resnet50.metric import count_correct, cross_entropy

@@ -1,6 +1,7 @@
 """Our TFRecord and tf.train.Example against TensorFlow's, both ways."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ X = RNG.poisson(1.5, (8, 8, 8, 4)).astype(np.int16)
 Y = RNG.normal(size=4).astype(np.float32)
 
 
-def tensorflow_example(x: np.ndarray, y: np.ndarray) -> "tf.train.Example":
+def tensorflow_example(x: np.ndarray, y: np.ndarray) -> Any:
     feature = {
         "x": tf.train.Feature(bytes_list=tf.train.BytesList(value=[x.tobytes()])),
         "y": tf.train.Feature(float_list=tf.train.FloatList(value=y)),

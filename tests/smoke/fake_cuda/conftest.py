@@ -68,7 +68,7 @@ def on_device(
     words: tuple[object, ...] = (),
     model: str = "h100",
     changes: Mapping[str, object] | None = None,
-    preload: Mapping[str, str] | None = None,
+    preload: dict[str, str] | None = None,
 ) -> Done:
     """Train a tiny ``benchmark`` on devices of ``model``, with the settings ``chosen`` and other ``words``.
     ``preload``: variables of another library that is loaded besides."""
@@ -78,7 +78,7 @@ def on_device(
     argv: list[object] = ["-m", "mlhpc", "run", benchmark, "--data", data, "--out", out, "--seed", 7, *words]
     argv += [word for setting in settings for word in ("--set", setting)]
     env = devices(model, changes, reports) | {"TMPDIR": str(folder)}
-    return Done(_run(argv, env, preload or {}), out, reports)
+    return Done(_run(argv, env, preload), out, reports)
 
 
 def command(
@@ -101,7 +101,7 @@ def python(code: str, **changes: object) -> str:
 
 
 def _run(
-    argv: Sequence[object], env: Mapping[str, str], preload: Mapping[str, str] | None = None
+    argv: Sequence[object], env: dict[str, str], preload: dict[str, str] | None = None
 ) -> CompletedProcess[str]:
     loaded = loader()
     if preload:

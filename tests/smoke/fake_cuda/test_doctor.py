@@ -10,7 +10,8 @@ from fake_cuda.library import devices, loader
 
 
 def test_two_ranks_report_bus_bandwidth_and_what_nccl_sends_over(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "mlhpc", "doctor", "deepcam", "--stage", tmp_path, "--out", tmp_path]
+    folder = str(tmp_path)
+    argv = [sys.executable, "-m", "mlhpc", "doctor", "deepcam", "--stage", folder, "--out", folder]
     env = (
         os.environ
         | loader()

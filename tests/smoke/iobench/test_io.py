@@ -39,7 +39,7 @@ au_percent = 90
 
 def mlhpc(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlhpc", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
         time.sleep(0.05)
     threading.Thread(target=server.stop).start()
     _, errors = process.communicate(timeout=100)
-    server.stop = lambda: None  # type: ignore[method-assign]
+    server.stop = lambda: None
     assert process.returncode != 0
     assert "check the server and the network" in errors
     assert "Traceback" not in errors and "s3://bucket/tiny" in errors

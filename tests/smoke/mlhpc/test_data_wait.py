@@ -17,12 +17,11 @@ from mlhpc.submission.report.summary import slow_epochs
 
 pytestmark = pytest.mark.slow  # two minutes
 
-TENSORFLOW = {"framework": "tensorflow"}
 CELLS = [
     Cell("cosmoflow", 2),
-    Cell("cosmoflow", 2, slow="alternating", **TENSORFLOW),
+    Cell("cosmoflow", 2, slow="alternating", framework="tensorflow"),
     Cell("cosmoflow", 2, where="staging"),
-    Cell("cosmoflow", 1, where="evaluation", **TENSORFLOW),
+    Cell("cosmoflow", 1, where="evaluation", framework="tensorflow"),
     Cell("cosmoflow", 2, spatial=True),
     Cell("cosmoflow", 2, packed=True),
     Cell("deepcam", 4),
@@ -112,7 +111,7 @@ def test_a_run_on_slow_storage_says_how_long_it_takes_on_storage_twice_as_fast(r
     "cell",
     [
         Cell("cosmoflow", 1, where="file", seconds=6),
-        Cell("cosmoflow", 2, where="file", slow="all", seconds=12, **TENSORFLOW),
+        Cell("cosmoflow", 2, where="file", slow="all", seconds=12, framework="tensorflow"),
         Cell("deepcam", 2, where="file", slow="all", passes=2, seconds=12),
         Cell("resnet50", 1, where="file", loader="workers", seconds=6),
     ],

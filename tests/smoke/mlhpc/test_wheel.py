@@ -62,7 +62,16 @@ def elsewhere(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     """An environment with the wheel, and the dependencies of this one; returns its Python."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
-    command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+        "-q",
+        "--no-deps",
+    ]
     subprocess.run([*command, "--no-index", built["wheel"]], check=True)
     # A folder named in a .pth file is searched, but its own .pth files, the editable install's, are not read.
     (packages,) = (folder / "lib").glob("python*/site-packages")
@@ -75,7 +84,16 @@ def lean(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
     """An environment with the wheel and what it requires without any extra; returns its Python."""
     folder = tmp_path_factory.mktemp("lean")
     venv.create(folder, with_pip=False, symlinks=True)
-    command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+        "-q",
+        "--no-deps",
+    ]
     subprocess.run([*command, "--no-index", built["wheel"]], check=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     for name in required():
@@ -87,7 +105,7 @@ def lean(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def run(python: Path, cwd: Path, *words: object, status: int = 0) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SLURM"))}
-    command = [python.with_name("mlhpc"), *map(str, words)]
+    command = [str(python.with_name("mlhpc")), *map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr if status == 2 else done.stdout
@@ -175,7 +193,7 @@ def test_without_extras_the_i_o_emulation_runs_and_others_say_what_to_install(
             "-m",
             "pip",
             "--python",
-            lean,
+            str(lean),
             "install",
             "--dry-run",
             "--no-deps",

@@ -7,12 +7,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlhpc.benchmarks import load
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError
 from mlhpc.weights import save
 
 FACTS = {"benchmark": "cosmoflow", "layout": weights.LAYOUT}  # as mlhpc weights writes them
-RUN = load.load("cosmoflow", "smoke", ["network.conv_filters=2"])
+RUN = CosmoFlow.model_validate(load.load("cosmoflow", "smoke", ["network.conv_filters=2"]))
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_accelerators_that_a_run_does_not_use_are_not_logged(monkeypatch, device
     """They are the scale of the run."""
     monkeypatch.setattr(module, "accelerators", lambda: ["NVIDIA H100"] * 8)
     records: dict[str, Any] = {}
-    log = SimpleNamespace(note=lambda name, **tags: None, hyperparameters=records.update)
+    log: Any = SimpleNamespace(note=lambda name, **tags: None, hyperparameters=records.update)
     run = load.load("deepcam", "smoke", [f"training.device={device}"])
     module._log_facts(run, None, None, 7, None, Solo(), log)
     assert records["accelerators_per_node"] == logged

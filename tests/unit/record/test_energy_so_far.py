@@ -41,7 +41,7 @@ class Run:
         with (self.folder / f"events.rank{rank}.jsonl").open("a") as file:
             file.write(json.dumps({"t": self.t + self.offsets.get(rank, 0.0), **event}) + "\n")
 
-    def read(self, rank: int, kind: str, joules: float, **mark: object) -> None:
+    def read(self, rank: int, kind: str, joules: object, **mark: object) -> None:
         self.add(rank, event="energy", name=kind, joules=joules, nodes=2, **mark)
 
     def used(self, follower: Follower | None = None) -> dict[str, dict[str, object]]:

@@ -43,9 +43,10 @@ def test_every_rank_is_in_the_table_and_steps_are_those_of_the_quickest(tmp_path
     on_ranks(1, 5, lambda world: write_rank_table(tmp_path, world, events_of(world.rank)))
     table = RankTable.read(tmp_path / NAME)
     assert table.ranks == (0, 1, 2, 3, 4) and table.left_out == 0
-    assert table.init_s == (4, 5, 6, 7, 8) and table.train_s == (27,) * 5
-    assert table.data_wait_s == (0, 1.5, 3, 4.5, 6) and table.longest_wait_s == (0, 0.125, 0.25, 0.375, 0.5)
-    assert table.peak_bytes == (1000, 1001, 1002, 1003, 1004)
+    assert table.init_s == (4.0, 5.0, 6.0, 7.0, 8.0) and table.train_s == (27.0,) * 5
+    assert table.data_wait_s == (0.0, 1.5, 3.0, 4.5, 6.0)
+    assert table.longest_wait_s == (0.0, 0.125, 0.25, 0.375, 0.5)
+    assert table.peak_bytes == (1000.0, 1001.0, 1002.0, 1003.0, 1004.0)
     assert table.staging_s == table.device_peak_bytes == (None,) * 5, "which no rank has recorded"
     # In epoch n rank n is the quickest.
     assert table.steps == {n: {"p50": 0.5, "p90": 1.5, "p99": 2.5, "max": 3.5 + n} for n in (1, 2, 3)}

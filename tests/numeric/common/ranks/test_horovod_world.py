@@ -4,8 +4,8 @@ import psutil
 import pytest
 
 from mlhpc.common.ranks import horovod_world
+from mlhpc.common.ranks.connection import LOOPBACK
 from mlhpc.common.ranks.horovod_world import _serve_rendezvous
-from mlhpc.common.ranks.rendezvous import LOOPBACK
 from mlhpc.errors import UserError
 
 

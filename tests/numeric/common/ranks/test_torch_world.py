@@ -2,7 +2,7 @@
 
 import psutil
 
-from mlhpc.common.ranks.rendezvous import LOOPBACK
+from mlhpc.common.ranks.connection import LOOPBACK
 from mlhpc.common.ranks.torch_world import _serve_store
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {codec: make(root / codec, codec, 20) for codec in ("gzip", *OTHERS)}
 
 
-def batches(folder: Path, codec: str, **more: object) -> Batches:
+def batches(folder: Path, codec: str, **more: Any) -> Batches:
     loader = open_loader(folder, codec, augment=True, **more)
     return Batches(loader, converter(str(more["sample_dtype"]), CPU))
 

@@ -20,7 +20,7 @@ from mlhpc.common.files.filesystem import FileSystem
 from mlhpc.common.pytorch import workers
 from mlhpc.errors import UserError
 
-STARTED = set()
+STARTED: set[int | None] = set()
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,19 @@
 """The memory of a step against PyTorch's MemTracker, which follows every tensor of real steps on fake memory."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
+from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.benchmarks.schema import Run
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
@@ -96,14 +101,17 @@ def peak_of_second_step(run: Run, batch: int) -> dict[str, int]:
     """Bytes by what they hold at the peak of a step as ``common/pytorch/step.py`` makes it: the logits live until
     its end. The first step has no optimizer state yet."""
     *_, rows, columns, channels = run.data.sample_shape
-    if run.benchmark == "cosmoflow":
-        model = CosmoFlowNet(run.network, run.data.sample_shape, dropout=run.hyperparameters.dropout)
-        loss_of = partial(training_loss, model=model, weight_decay=run.hyperparameters.opt_weight_decay)
+    model: nn.Module
+    loss_of: Callable[..., torch.Tensor]
+    if isinstance(run, CosmoFlow):
+        model = net = CosmoFlowNet(run.network, run.data.sample_shape, dropout=run.hyperparameters.dropout)
+        loss_of = partial(training_loss, model=net, weight_decay=run.hyperparameters.opt_weight_decay)
         optimizer = cosmoflow_optimizer(run.hyperparameters, model.parameters())
-    elif run.benchmark == "deepcam":
+    elif isinstance(run, DeepCam):
         model, loss_of = build_deepcam(run.network, channels), metric.weighted_cross_entropy
         optimizer = deepcam_optimizer(run.hyperparameters, model.parameters())
     else:
+        assert isinstance(run, ResNet50)
         model, loss_of = resnet50_model.build_model(run.network), cross_entropy
         optimizer = resnet50_optimizer(run.hyperparameters, model, run.training.sgd)
     mixed = run.training.precision != "float32"
@@ -114,7 +122,7 @@ def peak_of_second_step(run: Run, batch: int) -> dict[str, int]:
             x, y = torch.empty(batch, channels, rows, columns), torch.empty(batch, dtype=torch.int64)
             if run.benchmark == "deepcam":
                 y = torch.empty(batch, rows, columns, dtype=torch.uint8)
-            if run.benchmark == "cosmoflow":
+            if isinstance(run, CosmoFlow):
                 x = torch.empty(batch, *run.data.sample_shape, dtype=torch.int16)
                 y = torch.empty(batch, run.network.targets)
             with torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext():

@@ -8,7 +8,9 @@ import torch
 from helpers.torch_trace import Trace, trace
 from torch import nn
 
+from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.benchmarks.load import load, presets
+from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.benchmarks.schema import Run
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model as build_deepcam
@@ -23,7 +25,7 @@ WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, nn.BatchNorm2d)
 
 def different_networks(benchmark: str) -> list[tuple[str, ...]]:
     """Of the presets those that differ in network or samples."""
-    kinds = {}
+    kinds: dict[object, str] = {}
     for preset in presets(benchmark):
         run = load(benchmark, preset)
         kinds.setdefault((run.network.model_copy(update={"parameters": None}), run.data.sample_shape), preset)
@@ -51,12 +53,11 @@ def traced(arguments: tuple[str, ...]) -> tuple[Run, nn.Module, Trace]:
     rows, columns, channels = run.data.sample_shape
     with torch.device("meta"):
         x = torch.empty(BATCH, channels, rows, columns)
-        if benchmark == "deepcam":
-            model, y = (
-                build_deepcam(run.network, channels),
-                torch.empty(BATCH, rows, columns, dtype=torch.uint8),
-            )
+        if isinstance(run, DeepCam):
+            model: nn.Module = build_deepcam(run.network, channels)
+            y = torch.empty(BATCH, rows, columns, dtype=torch.uint8)
             return run, model, trace(model, x, y, lambda a, b: _weighted_cross_entropy(a, b))
+        assert isinstance(run, ResNet50)
         model, y = build_resnet50(run.network), torch.empty(BATCH, dtype=torch.int64)
         return run, model, trace(model, x, y, cross_entropy)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.resnet50_loader import EVALUATION, FACTS, FORMATS, GREY_LEVEL, SIZE, TRAIN, open_loader
+from helpers.resnet50_sets import PACKED
 from PIL import Image
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
@@ -23,7 +24,7 @@ from mlhpc.resnet50.synthetic import simulate
 def sets(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("resnet50")
     simulate.make(FACTS, root / "jpeg", Solo(), 1)
-    for kind in FORMATS[1:]:
+    for kind in PACKED:
         convert(root / "jpeg", root / kind, kind, Solo(), 2)
     return {kind: root / kind for kind in FORMATS}
 

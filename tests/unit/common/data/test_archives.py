@@ -8,22 +8,23 @@ from helpers.thread_world import ThreadWorld, on_ranks
 
 from mlhpc.common.data.archives import FACT, grouped
 from mlhpc.common.data.assign import RankSamples, assign_samples
-from mlhpc.common.data.manifest import File, Manifest, take
+from mlhpc.common.data.manifest import File, Files, Manifest, take
+from mlhpc.common.data.partition import Mode
 from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.formats.archive import Member
 from mlhpc.errors import UserError
 
 EACH = 7
 NAMES = [f"{folder}/{i:03d}.mlc" for folder, n in (("train", 60), ("validation", 16)) for i in range(n)]
-FILES = Manifest(Path("/data"), tuple(File(name, 1) for name in NAMES))
+FILES = Manifest(Path("/data"), Files.of(File(name, 1) for name in NAMES))
 PACKED = Manifest(
     Path("/packed"),
-    tuple(File(name, len(names)) for name, names in grouped(NAMES, EACH).items()),
+    Files.of(File(name, len(names)) for name, names in grouped(NAMES, EACH).items()),
     {FACT: EACH, "samples": {"train": 60, "validation": 16}},
 )
 
 
-def assigned(data: Manifest, nodes: int, local_size: int, mode: str, train: int = 60, staged: bool = True):
+def assigned(data: Manifest, nodes: int, local_size: int, mode: Mode, train: int = 60, staged: bool = True):
     def work(world: ThreadWorld) -> RankSamples:
         part = take(data, train=train, validation=16)
         stage = Path("/stage") if staged else None

@@ -6,14 +6,14 @@ import pytest
 from helpers.thread_world import ThreadWorld, on_ranks
 
 from mlhpc.common.data.assign import RankSamples, assign_samples
-from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.data.sharding import train_batches
 from mlhpc.errors import UserError
 
 DATA = Manifest(
     Path("/data"),
-    tuple(File(f"{f}/{i:02d}", 1) for f, n in (("train", 24), ("validation", 12)) for i in range(n)),
+    Files.of(File(f"{f}/{i:02d}", 1) for f, n in (("train", 24), ("validation", 12)) for i in range(n)),
 )
 
 

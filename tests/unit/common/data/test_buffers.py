@@ -23,7 +23,7 @@ def test_memory_of_a_dropped_batch_is_used_again() -> None:
     "part",
     [lambda x: x, lambda x: x[1], lambda x: x.view("uint16"), lambda x: x[0].T.reshape(-1)[::2], memoryview],
 )
-def test_memory_that_a_part_of_a_batch_lies_in_is_left_alone(part) -> None:  # type: ignore[no-untyped-def]
+def test_memory_that_a_part_of_a_batch_lies_in_is_left_alone(part) -> None:
     buffers = Buffers()
     held = part(buffers.take((4, 800), "float16"))
     before = np.array(held, copy=True)

@@ -4,6 +4,7 @@ import os
 import tempfile
 import tracemalloc
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import (
     File,
+    Files,
     Manifest,
     describe,
     index,
@@ -97,10 +99,11 @@ def test_verify_names_every_kind_of_problem(root: Path) -> None:
 
 def test_without_a_manifest_names_and_sizes_are_listed(root: Path) -> None:
     manifests = on_ranks(2, 2, lambda world: describe(root, world))
-    assert manifests == [listing(root, Solo())] * 4
-    assert [(file.path, file.size) for file in manifests[0].files] == [file[:2] for file in expected(root)]
-    assert not manifests[0].checked
-    assert manifests[0].samples("train") == 4
+    listed = listing(root, Solo())
+    assert manifests == [listed] * 4
+    assert [(file.path, file.size) for file in listed.files] == [file[:2] for file in expected(root)]
+    assert not listed.checked
+    assert listed.samples("train") == 4
     index(root, {"made": "here"}, Solo(), workers=1)
     assert on_ranks(2, 2, lambda world: describe(root, world)) == [load(root)] * 4
 
@@ -128,7 +131,7 @@ def test_a_missing_data_directory_is_a_one_line_error_on_every_rank(tmp_path: Pa
         ("file", "not a folder"),
         ("empty", "contains no files; expected folders such as train/"),
     ):
-        outcomes = on_ranks(1, 2, lambda world, name=name: describe(tmp_path / name, world))
+        outcomes = on_ranks(1, 2, partial(describe, tmp_path / name))
         for error in outcomes:
             assert isinstance(error, UserError)
             assert str(tmp_path / name) in str(error) and words in str(error) and "\n" not in str(error)
@@ -236,7 +239,7 @@ def test_columns_are_the_files_that_were_written(rows) -> None:
     files = sorted(File("/".join(parts), size, crc) for parts, size, crc in rows)
     files = [f for f in files if not {".", ".."} & {*f.path.split("/")} and f.path != "manifest.json"]
     with tempfile.TemporaryDirectory() as folder:
-        save(Manifest(Path(folder), tuple(files), {}))
+        save(Manifest(Path(folder), Files.of(files), {}))
         read = wire.decode(wire.encode(load(Path(folder))))
     assert list(read.files) == files == [read.files[i] for i in range(len(files))]
     assert read.bytes == read.files.size == sum(file.size for file in files)
@@ -324,7 +327,7 @@ def test_too_few_samples_reports_both_numbers_and_a_remedy(root: Path) -> None:
 
 def test_a_hundred_thousand_files_take_little_memory(tmp_path: Path) -> None:
     names = [f"train/univ_ics_2019-03_a{i:08d}_{i % 64:03d}.tfrecord" for i in range(100_000)]
-    save(Manifest(tmp_path, tuple(File(name, 16_777_303, i) for i, name in enumerate(names)), {}))
+    save(Manifest(tmp_path, Files.of(File(name, 16_777_303, i) for i, name in enumerate(names)), {}))
     assert json.loads((tmp_path / manifest.NAME).read_text())["files"]["paths"] == names
     tracemalloc.start()
     try:

@@ -70,9 +70,10 @@ def test_a_record_in_pieces_has_the_specified_framing(
         return os.write(fd, b"".join(map(bytes, buffers))[:at_once])
 
     monkeypatch.setattr(os, "writev", short)
+    pieces: list[bytes | memoryview] = [b"one", memoryview(b"piece"), b""]
     with (tmp_path / "a").open("wb", buffering=0) as file:
-        for pieces in ([b"one", memoryview(b"piece"), b""], []):
-            write_record(file.fileno(), pieces)
+        write_record(file.fileno(), pieces)
+        write_record(file.fileno(), [])
     assert (tmp_path / "a").read_bytes() == framed(b"onepiece") + framed(b"")
 
 

@@ -117,8 +117,11 @@ def test_ranks_beside_their_gpus(tmp_path: Path) -> None:
 
 def test_lists_are_taken_as_given() -> None:
     allowed = frozenset(range(8))
-    assert cores_of_ranks("0-1:6,7", 2, allowed) == ({0, 1}, {6, 7})
-    assert cores_of_ranks("0:1:2:3", 2, allowed) == ({0}, {1})  # a site lists all of a node
+    assert cores_of_ranks("0-1:6,7", 2, allowed) == (frozenset({0, 1}), frozenset({6, 7}))
+    assert cores_of_ranks("0:1:2:3", 2, allowed) == (
+        frozenset({0}),
+        frozenset({1}),
+    )  # a site lists all of a node
     assert cores_of_ranks("none", 2, allowed) == ()
 
 

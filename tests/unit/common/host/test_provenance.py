@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mlhpc.common.host import accelerators, probe, provenance
+from mlhpc.common.host import accelerators, provenance
 
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -114,7 +115,7 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    monkeypatch.setattr(probe.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(provenance, "_NVIDIA", tmp_path)
     monkeypatch.setattr(accelerators, "_NVIDIA", tmp_path)
     assert accelerators.accelerators() == []
@@ -134,7 +135,7 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
 def test_the_commit_is_that_of_this_checkout() -> None:
     """When the file moved one folder down, runs lost their commit."""
     root = Path(__file__).parents[4]
-    git = ["git", "-C", root, "rev-parse", "HEAD"]
+    git = ["git", "-C", str(root), "rev-parse", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)
     if done.returncode or not (root / ".git").exists():
         pytest.skip("not a checkout")

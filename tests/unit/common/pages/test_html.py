@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import altair as alt
@@ -49,7 +50,7 @@ def evil_page() -> str:
         EVIL, EVIL, (Facts({EVIL: EVIL}), table, Grid((figure,)), Legend(((0, EVIL, EVIL, True),)))
     )
     blocks = (section, Section("Rest", blocks=(Banner(EVIL, EVIL), Details(EVIL, (table,)))))
-    head = {"eyebrow": EVIL, "subtitle": EVIL, "meta": EVIL, "hero": [(EVIL,) * 3]}
+    head: dict[str, Any] = {"eyebrow": EVIL, "subtitle": EVIL, "meta": EVIL, "hero": [(EVIL,) * 3]}
     return render(heading=EVIL, blocks=blocks, foot=EVIL, banners=[Banner(EVIL)], **head)
 
 

@@ -108,9 +108,9 @@ def test_every_rank_has_a_short_way_to_rank_0_and_few_connections(size: int) -> 
     for rank in {0, size - 1, size // 2, size // 3, min(1, size - 1)}:
         steps, above = 0, rank
         while above:
-            below, above = above, neighbours(above, size)[0]
-            assert below in neighbours(above, size)[1]
-            steps += 1
+            next_above = neighbours(above, size)[0]
+            assert next_above is not None and above in neighbours(next_above, size)[1]
+            steps, above = steps + 1, next_above
         assert steps <= math.ceil(math.log2(size + 1))
         assert len(neighbours(rank, size)[1]) <= 2
 

@@ -9,10 +9,12 @@ from helpers.thread_world import ThreadWorld, on_ranks
 
 from mlhpc.common.data.assign import assign_samples
 from mlhpc.common.data.manifest import Manifest, index
+from mlhpc.common.data.partition import Mode
 from mlhpc.common.data.verify import verify
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import beside
 from mlhpc.common.staging.beside import stage_beside
+from mlhpc.common.staging.copier import copy_all
 from mlhpc.common.staging.stage import remove, stage
 from mlhpc.errors import UserError
 
@@ -30,7 +32,7 @@ def source(tmp_path: Path) -> Manifest:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No file is copied before it is set."""
-    opened, copy_all = threading.Event(), beside.copy_all
+    opened = threading.Event()
 
     def wait_and_copy(*arguments):
         assert opened.wait(60)
@@ -40,7 +42,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-def samples_of(source: Manifest, target: Path, world, mode: str):
+def samples_of(source: Manifest, target: Path, world, mode: Mode):
     samples = assign_samples(source, target, mode, world, train_samples=12, eval_samples=4)
     return samples.arriving(target, source.root)
 

@@ -10,7 +10,7 @@ from mlhpc.common.data.manifest import File, index
 from mlhpc.common.data.partition import Shards, balance
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.plan import exchanged_bytes, plan
-from mlhpc.common.staging.stage import stage
+from mlhpc.common.staging.stage import StagingReport, stage
 
 WAYS = [("replicate", False), ("replicate", True), ("shard", False), ("shard", True)]
 
@@ -32,10 +32,10 @@ def test_staging_does_what_the_plan_says(tmp_path: Path, mode, read_once, local_
     report = on_ranks(3, local_size, work)[0]
     planned = plan(manifest.files, 3, mode, read_once=read_once, ranks_per_node=local_size)
     for node in range(3):
-        folder = tmp_path / f"node{node}"
-        sizes = [p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")]
-        assert sum(sizes) - (folder / "manifest.json").stat().st_size == planned.held[node]
-    assert report.source_bytes == planned.read.sum()
+        target = tmp_path / f"node{node}"
+        sizes = [p.stat().st_size for p in target.rglob("*") if p.is_file() and not p.name.startswith(".")]
+        assert sum(sizes) - (target / "manifest.json").stat().st_size == planned.held[node]
+    assert isinstance(report, StagingReport) and report.source_bytes == planned.read.sum()
     assert report.bytes - report.source_bytes == planned.sent
 
 

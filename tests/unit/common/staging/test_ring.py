@@ -43,7 +43,8 @@ def test_each_file_is_in_one_ring_and_read_by_one_node_of_it(
     sizes: list[int], rings: int, nodes: int
 ) -> None:
     files = [File(f"train/{i:03d}", size) for i, size in enumerate(sizes)]
-    in_rings, loads = [], []
+    in_rings: list[File] = []
+    loads: list[int] = []
     for ring in range(rings):
         passed, readers = files_of_ring(files, ring, rings, nodes)
         assert set(readers) <= set(range(nodes))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.staging_files import contents, fails_alike
@@ -138,7 +139,7 @@ def test_the_last_run_removes_the_folder_that_a_run_before_it_made(
             return super().gather(value)
 
     @contextmanager
-    def late(*words: object) -> Iterator[bool]:
+    def late(*words: Any) -> Iterator[bool]:
         if moment.startswith("before"):
             remove(target)
             assert not target.exists()

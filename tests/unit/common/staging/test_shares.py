@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlhpc.common.data.manifest import File
-from mlhpc.common.data.partition import balance, files_of_node
+from mlhpc.common.data.partition import Mode, balance, files_of_node
 from mlhpc.common.staging import stage as module
 from mlhpc.common.staging.ring import Share
 from mlhpc.common.staging.target import StagingGroup
@@ -34,7 +34,7 @@ def shares_of(
     files: list[File],
     node: int,
     groups: tuple[tuple[int, ...], ...],
-    mode: module.Mode,
+    mode: Mode,
     read_once: bool = False,
 ) -> list[Share]:
     group = StagingGroup(groups[node], False, groups)
@@ -61,7 +61,7 @@ def files_of(folders: dict[str, list[int]]) -> list[File]:
     st.sampled_from(["replicate", "shard"]),
 )
 def test_every_file_goes_exactly_once_where_it_should(
-    folders: dict[str, list[int]], nodes: int, local_size: int, mode: module.Mode
+    folders: dict[str, list[int]], nodes: int, local_size: int, mode: Mode
 ) -> None:
     files = files_of(folders)
     outside = {file for file in files if "/" not in file.path}
@@ -91,7 +91,7 @@ def test_every_file_goes_exactly_once_where_it_should(
     st.sampled_from(["replicate", "shard"]),
 )
 def test_read_once_reads_what_all_nodes_hold_on_one_of_them(
-    sizes: list[int], nodes: int, local_size: int, mode: module.Mode
+    sizes: list[int], nodes: int, local_size: int, mode: Mode
 ) -> None:
     files = files_of({"": sizes, "train": sizes})
     groups = groups_of(nodes, local_size)
@@ -109,7 +109,8 @@ def test_read_once_reads_what_all_nodes_hold_on_one_of_them(
 
 def test_a_hundred_thousand_files_are_planned_for_1024_nodes() -> None:
     rng = np.random.default_rng(0)
-    files = [File(f"train/{i:07d}", int(size), i) for i, size in enumerate(rng.integers(3e6, 4e6, 100_000))]
+    sizes = rng.integers(3_000_000, 4_000_000, 100_000)
+    files = [File(f"train/{i:07d}", int(size), i) for i, size in enumerate(sizes)]
     groups = groups_of(1024, 1)
     shares = [shares_of(files, node, groups, "shard")[0].alone for node in (0, 511, 1023)]
     counts = [len(share) for share in shares]

@@ -13,13 +13,12 @@ from helpers.staging_files import contents
 from helpers.thread_world import on_ranks
 
 from mlhpc.common.data.manifest import File, Manifest, listing
-from mlhpc.common.data.partition import files_of_node
+from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.verify import verify
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import copier
-from mlhpc.common.staging import stage as module
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.errors import UserError
 from mlhpc.record.result import Staging
@@ -49,7 +48,7 @@ def test_one_rank_gets_the_whole_data_set(source: Manifest, target: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", ["replicate", "shard"])
-def test_nodes_with_storage_of_their_own(source: Manifest, tmp_path: Path, mode: module.Mode) -> None:
+def test_nodes_with_storage_of_their_own(source: Manifest, tmp_path: Path, mode: Mode) -> None:
     nodes, local = 3, 2
     reports = on_ranks(
         nodes, local, lambda world: stage(source, tmp_path / f"node{world.node}", world, mode, workers=2)

@@ -16,7 +16,7 @@ import pytest
 from helpers.staging_files import contents, fails_alike
 from helpers.thread_world import on_ranks
 
-from mlhpc.common.data.manifest import Manifest, index
+from mlhpc.common.data.manifest import Files, Manifest, index
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.world import Solo
@@ -242,7 +242,7 @@ def test_a_failure_inside_one_rank_stops_its_other_copies(
     monkeypatch.setattr(copier, "_copy", watched)
     monkeypatch.setattr(atomic, "write_all", slow)
     monkeypatch.setattr(os, "posix_fadvise", fail)
-    files = tuple(file for file in source.folder("train") if file.size in (3_000_000, 70_000))
+    files = Files.of(file for file in source.folder("train") if file.size in (3_000_000, 70_000))
     with pytest.raises(UserError, match="Input/output error"):
         stage(replace(source, files=files), target, Solo(), "replicate", workers=2)
     assert written == [BLOCK]

@@ -9,7 +9,7 @@ import pytest
 from helpers.thread_world import ThreadWorld, on_ranks
 
 from mlhpc.benchmarks.schema import FrozenModel
-from mlhpc.common.data.manifest import Manifest, index
+from mlhpc.common.data.manifest import Files, Manifest, index
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.dataset import open_dataset, require_codec
 from mlhpc.errors import AlreadyReported, UserError
@@ -49,7 +49,7 @@ def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
     index(tmp_path, {"benchmark": "cosmoflow"}, Solo(), workers=1)
 
     def open_it(world: ThreadWorld) -> Manifest:
-        run = SimpleNamespace(benchmark=benchmark, data=None)
+        run: Any = SimpleNamespace(benchmark=benchmark, data=None)
         return open_dataset(run, tmp_path, world, lambda run, facts: enforce_rules(facts), select)
 
     outcomes = on_ranks(1, 3, open_it)
@@ -81,7 +81,7 @@ def test_a_data_set_generated_otherwise_is_warned_of_in_one_line_by_one_rank(
     index(tmp_path, facts, Solo(), workers=1)
 
     def open_it(world: ThreadWorld) -> Manifest:
-        run = SimpleNamespace(benchmark="deepcam", data=SimpleNamespace(simulation=Weather()))
+        run: Any = SimpleNamespace(benchmark="deepcam", data=SimpleNamespace(simulation=Weather()))
         return open_dataset(run, tmp_path, world, select=take_all)
 
     assert len(on_ranks(1, 3, open_it)) == 3
@@ -96,8 +96,11 @@ def test_a_data_set_generated_otherwise_is_warned_of_in_one_line_by_one_rank(
 def test_a_data_set_that_a_device_cannot_decode_is_refused_with_the_remedy(
     facts: dict[str, str], described: str, tmp_path: Path
 ) -> None:
-    require_codec(Manifest(tmp_path, (), {"codec": "lut-small"}), ["lut", "lut-small"], without="TFRecord")
+    nothing = Files.of(())
+    require_codec(
+        Manifest(tmp_path, nothing, {"codec": "lut-small"}), ["lut", "lut-small"], without="TFRecord"
+    )
     with pytest.raises(UserError) as refused:
-        require_codec(Manifest(tmp_path, (), facts), ["lut", "lut-small"], without="TFRecord")
+        require_codec(Manifest(tmp_path, nothing, facts), ["lut", "lut-small"], without="TFRecord")
     for part in (str(tmp_path), f" is in format {described}", "--codec lut,", "loading.decode=host"):
         assert part in str(refused.value)

@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.thread_world import on_ranks
@@ -36,14 +37,15 @@ class Log:
 
 def data_set(root: Path, each: int | None):
     """50 training samples whose content is their number, ``each`` to an archive: more than are trained on."""
-    facts = {"benchmark": "b", "samples": {"train": 50, "validation": EVALUATED}}
+    facts: dict[str, Any] = {"benchmark": "b", "samples": {"train": 50, "validation": EVALUATED}}
     for folder, count in facts["samples"].items():
         (root / folder).mkdir(parents=True)
         contents = [(f"{i:02d}", f"{folder} {i}".encode()) for i in range(count)]
         if each is None:
             for name, content in contents:
                 (root / folder / name).write_bytes(content)
-        for start in range(0, count, each or count + 1) if each else ():
+            continue
+        for start in range(0, count, each):
             write(root / folder / f"samples-{start // each:06d}.zip", iter(contents[start : start + each]))
     facts |= {FACT: each} if each else {}
     return take(index(root, facts, Solo(), workers=1), train=TRAINED, validation=EVALUATED)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mlhpc.common.data.codecs import frame
-from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.manifest import Files, Manifest
 from mlhpc.cosmoflow.data.codec import CODECS, LookupTable
 from mlhpc.cosmoflow.data.sample import Reader, read_counts, require_facts, write_sample
 from mlhpc.errors import UserError
@@ -120,7 +120,7 @@ def test_frequent_groups_have_small_keys() -> None:
 
 @pytest.mark.parametrize("name", ["lut", "lut-small"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_logarithm_of_the_table_is_that_of_the_voxels(name: str, dtype: type) -> None:
+def test_a_logarithm_of_the_table_is_that_of_the_voxels(name: str, dtype: type[np.floating]) -> None:
     """The reference's log(x + 1) and the cast, each value by itself: so taken of the table it is the same, bit by
     bit."""
 
@@ -169,7 +169,7 @@ def test_sections_that_do_not_fit_each_other_are_one_line(section: str, content:
     assert str(said.value).startswith("a.mlc: ") and "\n" not in str(said.value)
 
 
-def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:
     x, y = universe(8), np.arange(4, dtype=np.float32)
     path = tmp_path / "a.mlc"
     write_sample(path, x, y, "lut")
@@ -191,7 +191,7 @@ def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:  # typ
 
 @pytest.mark.parametrize("symmetry", [0, 1, 17, 47])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None:
     """Whatever its suffix, and turned like a TFRecord."""
     x, y = universe(8), np.arange(4, dtype=np.float32)
     encoded, published = tmp_path / "a.tfrecord", tmp_path / "b.mlc"
@@ -219,9 +219,9 @@ def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None
 )
 def test_a_manifest_that_is_not_true_of_a_codec_is_refused(facts: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        require_facts(Manifest(Path("data"), (), facts))
+        require_facts(Manifest(Path("data"), Files.of(()), facts))
     for good in ({}, {"codec": "gzip"}, {"codec": "lut", "lossy": False}):
-        require_facts(Manifest(Path("data"), (), good))
+        require_facts(Manifest(Path("data"), Files.of(()), good))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

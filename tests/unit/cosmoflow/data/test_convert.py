@@ -303,7 +303,7 @@ def test_a_file_that_a_power_cut_left_without_its_end_is_written_again(
     for name, source in sources.items():
         out = tmp_path / f"from {name}"
 
-        def made(source: Path = source, out: Path = out) -> dict[str, bytes]:
+        def made(source: Path = source, out: Path = out) -> dict[str, object]:
             convert(source, out, Solo(), 2, sample=SAMPLE, validation=0.25, **how)  # type: ignore[arg-type]
             return content(out)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +163,7 @@ def test_few_cola_steps_lose_the_small_scales_by_as_much_as_documented() -> None
     n = box = 24
     modes = gravity.initial_modes(MIDDLE, box, n, np.random.default_rng(5))
 
-    def power(moved: list[Vector]) -> Vector:
+    def power(moved: Sequence[npt.NDArray[np.floating]]) -> Vector:
         counts = gravity.counts([axis.astype(np.float32) for axis in moved], n)
         return power_spectrum(contrast(counts), box, 12)[1][3:8]  # k = 1 to 2.5 h/Mpc
 

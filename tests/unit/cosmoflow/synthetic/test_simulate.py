@@ -35,7 +35,7 @@ def small(**changes: object) -> Data:
         "sample_shape": (4, 4, 4, 4),
         "simulation": Simulation(**simulation),
     }
-    return Data(**settings | changes)  # type: ignore[arg-type]
+    return Data(**settings | changes)
 
 
 # Whole universes
@@ -275,7 +275,7 @@ def test_show_draws_a_sample(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written: there is no folder .*no such; create it or"):
         show(sample, tmp_path / "no such/sample.png")
     tfrecord.write_records(
-        tmp_path / "odd", [tf_example.encode_example(np.zeros(9, np.int16), np.zeros(4))], False
+        tmp_path / "odd", [tf_example.encode_example(np.zeros(9, np.int16), np.zeros(4, np.float32))], False
     )
     with pytest.raises(UserError, match="not a sample of n³ voxels"):
         show(tmp_path / "odd", tmp_path / "odd.png")

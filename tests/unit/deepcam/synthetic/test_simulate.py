@@ -33,7 +33,7 @@ def small(**changes: object) -> Data:
         "sample_shape": (32, 48, 16),
         "simulation": Simulation(test_samples=2),
     }
-    return Data(**settings | changes)  # type: ignore[arg-type]
+    return Data(**settings | changes)
 
 
 def content(root: Path) -> dict[str, bytes]:

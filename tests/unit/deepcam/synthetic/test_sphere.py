@@ -12,7 +12,7 @@ from mlhpc.deepcam.synthetic import sphere
 
 @pytest.mark.parametrize(("order", "degree"), [(0, 0), (0, 7), (1, 1), (2, 9), (15, 40), (40, 40), (0, 40)])
 def test_legendre_functions_are_scipys(order: int, degree: int) -> None:
-    size = (2 - (order == 0)) * (2 * degree + 1)
+    size = (2 - (order == 0)) * (2.0 * degree + 1)
     for k in range(degree - order + 1, degree + order + 1):
         size /= k
     expected = math.sqrt(size) * special.lpmv(

@@ -22,8 +22,8 @@ def test_a_cyclones_wind_balances_its_pressure() -> None:
     cyclone = Cyclone(latitude=0.3, longitude=0.0, wind=45.0, radius=40e3, shape=1.5)
     coriolis = sphere.coriolis(0.3)
     distance = np.linspace(10e3, 300e3, 4000)
-    pressure = cyclone.pressure(distance)  # type: ignore[arg-type]
-    speed = cyclone.speed(distance, coriolis)  # type: ignore[arg-type]
+    pressure = cyclone.pressure(distance)
+    speed = cyclone.speed(distance, coriolis)
     # Newton: V²/r + f V = (dp/dr) / ρ.
     pull = np.gradient(pressure, distance) / 1.15
     np.testing.assert_allclose((speed**2 / distance + coriolis * speed)[1:-1], pull[1:-1], rtol=2e-3)

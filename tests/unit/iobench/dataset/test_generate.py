@@ -29,7 +29,7 @@ def test_any_number_of_ranks_and_processes_writes_the_same_bytes(tmp_path):
     generate(SMALL, tmp_path / "one", Solo(), 1)
     generate(SMALL, tmp_path / "two", Solo(), 2)
     made = on_ranks(1, 3, lambda world: generate(SMALL, tmp_path / "three", world, 1))
-    assert [result.made for result in made] == [9, 9, 9]  # type: ignore[union-attr]
+    assert [result.made for result in made] == [9, 9, 9]
     assert digests(tmp_path / "one") == digests(tmp_path / "two") == digests(tmp_path / "three")
 
 

@@ -81,7 +81,7 @@ def test_threads_that_come_together_get_one_client(monkeypatch):
     both = threading.Barrier(2)
     made: list[object] = []
 
-    class Client(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+    class Client(fsspec.get_filesystem_class("memory")):
         def __init__(self, **options: object) -> None:
             with suppress(threading.BrokenBarrierError):
                 both.wait(timeout=0.2)  # as long as it takes for another one to be made meanwhile

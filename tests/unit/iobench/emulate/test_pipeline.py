@@ -87,7 +87,7 @@ def test_preprocessing_threads_work_at_the_same_time(layout, monkeypatch):
     """The barrier opens only when three threads preprocess at once, with a single reader."""
     together = threading.Barrier(3, timeout=30)
     monkeypatch.setattr("mlhpc.iobench.emulate.pipeline.occupy", lambda seconds: together.wait() and seconds)
-    reader = Reader(batch_size=3, threads=1, prefetch=2, preprocess=0.001, preprocess_threads=3)  # type: ignore[arg-type]
+    reader = Reader(batch_size=3, threads=1, prefetch=2, preprocess=0.001, preprocess_threads=3)
     lines = pipeline(layout, reader)
     for _ in range(8):
         assert len(lines.next_batch()) == 3

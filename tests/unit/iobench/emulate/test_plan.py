@@ -11,7 +11,7 @@ from mlhpc.iobench.emulate.plan import pieces, require_enough
 
 def workload(files: int, per_file: int = 1, **reader: object) -> Workload:
     dataset = Dataset(format="binary", files=files, samples_per_file=per_file, sample_bytes=100)
-    return Workload(name="w", dataset=dataset, reader=Reader(**reader))  # type: ignore[arg-type]
+    return Workload(name="w", dataset=dataset, reader=Reader(**reader))
 
 
 def read(work: Workload, rank: int, ranks: int, epoch: int, samples: int) -> list[tuple[int, int]]:

@@ -34,7 +34,7 @@ ONE = ("npy", "jpeg")
 def make(root: Path, format: str, **settings: object) -> Layout:
     samples = 1 if format in ONE else 4
     given = {"files": 2, "samples_per_file": samples, "sample_bytes": 50_000, "columns": 100, **settings}
-    dataset = Dataset(format=format, sample_bytes_stdev=8_000, **given)  # type: ignore[arg-type]
+    dataset = Dataset(format=format, sample_bytes_stdev=8_000, **given)
     generate(dataset, root, Solo(), 1)
     return Layout(root, dataset)
 
@@ -64,7 +64,7 @@ def test_what_is_read_is_what_was_written(tmp_path, format, options):
     if format == "csv":
         assert all(np.shape(sample) == (100,) for sample in samples)
     else:
-        assert [bytes(sample) for sample in samples] == contents(layout, 1)  # type: ignore[call-overload]
+        assert [bytes(sample) for sample in samples] == contents(layout, 1)
     assert statistics.bytes >= layout.sizes("train", 1).sum()
     assert max(statistics.sizes) <= options.get("transfer", 1 << 30)
 
@@ -74,7 +74,7 @@ def test_other_libraries_read_the_same(tmp_path):
         layout = make(tmp_path / format, format)
         path, expected = layout.path("train", 0), contents(layout, 0)
         if format == "tfrecord":
-            content = [bytes(decode_features(r, ["sample"])["sample"]) for r in read_records(path)]  # type: ignore[arg-type]
+            content = [bytes(decode_features(r, ["sample"])["sample"]) for r in read_records(path)]
         elif format == "npz":
             content, expected = [np.load(path)["x"].tobytes()], [b"".join(expected)]
         elif format == "npy":
@@ -85,7 +85,7 @@ def test_other_libraries_read_the_same(tmp_path):
             rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
             samples, _ = read(layout, 0)
             assert rows.shape == (4, 100)
-            np.testing.assert_array_equal(rows, samples)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(rows, samples)
             lengths = [len(line) + 1 for line in path.read_text().splitlines()]
             assert lengths == layout.sizes("train", 0).tolist()
             continue
@@ -96,7 +96,7 @@ def test_other_libraries_read_the_same(tmp_path):
         else:
             (sample,), _ = read(layout, 0)
             assert path.stat().st_size == layout.sizes("train", 0)[0]
-            np.testing.assert_array_equal(np.asarray(Image.open(path)), sample)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(np.asarray(Image.open(path)), sample)
             continue
         assert content == expected, format
 
@@ -117,13 +117,13 @@ def test_hdf5_filters_and_chunks_are_the_stated_ones(tmp_path, filter):
         stored = file["samples"]
         assert (stored.chunks, stored.compression) == ((8192,), filter)
         assert stored.compression_opts == (3 if filter == "gzip" else None)
-    assert [bytes(s) for s in read(layout, 0)[0]] == contents(layout, 0)  # type: ignore[call-overload]
+    assert [bytes(s) for s in read(layout, 0)[0]] == contents(layout, 0)
 
 
 def test_a_gzip_tfrecord_is_one_gzip_stream(tmp_path):
     layout = make(tmp_path, "tfrecord", compression="gzip")
     assert zlib.decompress(layout.path("train", 0).read_bytes(), 31)
-    assert [bytes(s) for s in read(layout, 0)[0]] == contents(layout, 0)  # type: ignore[call-overload]
+    assert [bytes(s) for s in read(layout, 0)[0]] == contents(layout, 0)
 
 
 @pytest.mark.parametrize("format", [*MANY, *ONE])

@@ -15,6 +15,7 @@ import pytest
 from golden.make_run import make_run
 
 from mlhpc import cli
+from mlhpc.common.files import atomic
 from mlhpc.history import index as indexing
 from mlhpc.history import store as storing
 from mlhpc.history.store import compact, contents, files, put
@@ -239,7 +240,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, capsys, monkeyp
         os.write(fd, data[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storing.atomic, "write_all", full)
+    monkeypatch.setattr(atomic, "write_all", full)
     assert cli.main(["history", "add", str(make_run(tmp_path / "run")), "--store", str(store)]) == 2
     assert "No space left" in capsys.readouterr().err
     assert [path.stem for path in store.iterdir()] == [name] and names(store, capsys) == [name]

@@ -169,8 +169,8 @@ def test_a_hole_that_stays_is_passed_when_its_bytes_must_be_lost(
     now[0] += 100.0
     assert follower.look().best == 1.0, "nothing follows the zeros: this may be the end that is being written"
     metrics = [lines_of({"event": "metric", "name": "eval_error", "value": 1.0 / 2**n}) for n in range(1, 4)]
-    with path.open("a") as file:
-        file.write("\n" + "".join(metrics) + lines_of({"event": "note", "name": "x", "text": "y" * 500_000}))
+    with path.open("a") as text:
+        text.write("\n" + "".join(metrics) + lines_of({"event": "note", "name": "x", "text": "y" * 500_000}))
     monkeypatch.setattr(os, "pread", counted)
     for _ in range(20):
         now[0] += 1.0
@@ -178,8 +178,8 @@ def test_a_hole_that_stays_is_passed_when_its_bytes_must_be_lost(
     assert got[0] < 600_000, "what follows a hole is not read again with each look"
     now[0] += 10.0
     assert follower.look().best == 0.125
-    with path.open("a") as file:
-        file.write(lines_of({"event": "metric", "name": "eval_error", "value": 0.0625}))
+    with path.open("a") as text:
+        text.write(lines_of({"event": "metric", "name": "eval_error", "value": 0.0625}))
     assert follower.look().best == 0.0625, "one hole does not delay what comes later"
 
 
@@ -187,7 +187,7 @@ def test_a_file_that_is_cut_and_written_anew_is_read_anew(tmp_path: Path) -> Non
     out = started(tmp_path / "run", epochs=3)
     follower = Follower(out)
     before = follower.look()
-    assert (before.epoch, before.best) == (4, pytest.approx(1 / 3))
+    assert before.epoch == 4 and before.best == pytest.approx(1 / 3)
     other = started(tmp_path / "other", epochs=1)
     for path in out.glob("events.rank*"):
         path.write_bytes((other / path.name).read_bytes())

@@ -4,6 +4,7 @@ import argparse
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ class Journal:
 
 
 def searched(on: Surface, seed: int = 1, budget: int = 24) -> list[Outcome]:
-    journal = Journal()
+    journal: Any = Journal()
     spend(search(), on.run, journal, argparse.Namespace(budget=budget, seed=seed), QUIET)
     return journal.outcomes
 

@@ -191,7 +191,7 @@ def rewritten(archive: Path, change, *, with_manifest: bool) -> Path:
     """``archive`` with its files changed by ``change(name, data)``; ``with_manifest``: as a forger would, with new
     checksums."""
     with tarfile.open(archive) as tar:
-        files = {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}
+        files = {m.name: file.read() for m in tar if (file := tar.extractfile(m))}
     manifest = next(iter(files))
     changed = {name: change(name, data) for name, data in files.items() if name != manifest}
     assert changed != {name: data for name, data in files.items() if name != manifest}

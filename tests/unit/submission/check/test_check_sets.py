@@ -37,6 +37,12 @@ def test_a_good_set_passes_here_and_officially(benchmark: str, level: str | None
 # Rejections of package_checker, the rule that reports them, and the corresponding finding of our own.
 Make = Callable[[Path], object]
 
+
+def undescribed(tree: Path) -> None:
+    make_set(tree, "deepcam")
+    (tree / "systems" / "machine.json").unlink()
+
+
 REJECTED: dict[str, tuple[Make, set[str]]] = {
     "four runs": (lambda tree: make_set(tree, "deepcam", [10.0, 11, 12, 13]), {"package/runs"}),
     "six runs": (lambda tree: make_set(tree, "deepcam", [10.0, 11, 12, 13, 14, 15]), {"package/runs"}),
@@ -81,7 +87,7 @@ REJECTED: dict[str, tuple[Make, set[str]]] = {
         {"package/crash", "set/system"},
     ),
     "no description": (
-        lambda tree: (make_set(tree, "deepcam"), (tree / "systems" / "machine.json").unlink()),
+        undescribed,
         {"set/system"},
     ),
     "a pattern for a name": (
@@ -231,7 +237,7 @@ def test_every_ruleset_can_be_checked(tmp_path: Path) -> None:
 
 def test_a_campaign_of_a_small_preset_is_checked_run_by_run(tmp_path: Path) -> None:
     for n in range(3):
-        make_run(tmp_path / f"run-{n}", epochs=5 + n, log=lambda lines, n=n: says("seed", n)(lines),
+        make_run(tmp_path / f"run-{n}", epochs=5 + n, log=says("seed", n),
                  result=lambda result, n=n: result.update(seed=n))  # fmt: skip
     checked = only(tmp_path)
     assert checked.passes and rules(checked, "expected") == {"hpc_2.0.0/eval_error"}

@@ -184,7 +184,7 @@ def test_a_log_that_cannot_be_read_is_not_one_that_missed_the_target(tmp_path: P
 
 def test_a_preset_with_its_own_target_says_why_no_log_passes(tmp_path: Path) -> None:
     for n in range(3):
-        make_run(tmp_path / f"run-{n}", epochs=5 + n, log=lambda lines, n=n: says("seed", n)(lines),
+        make_run(tmp_path / f"run-{n}", epochs=5 + n, log=says("seed", n),
                  result=lambda result, n=n: result.update(seed=n))  # fmt: skip
     checked = only(tmp_path)
     assert (checked.passes, checked.complying, checked.excused) == (True, 0, 3)

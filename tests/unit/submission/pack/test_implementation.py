@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from golden.make_run import make_run
 
+import mlhpc
 from mlhpc.record.environment import Environment
 from mlhpc.record.run_directory import read
 from mlhpc.submission.pack import implementation
@@ -97,7 +98,7 @@ def test_sources_of_an_installed_wheel_can_be_installed_again(
     (package / "benchmarks" / "__init__.py").write_text("")
     (package / "benchmarks" / "cosmoflow.toml").write_text("")
     (package.parent / "other.py").write_text("")
-    monkeypatch.setattr(implementation.mlhpc, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(mlhpc, "__file__", str(package / "__init__.py"))
     implementation.copy_sources(tmp_path / "sources")
     assert not (tmp_path / "sources" / "other.py").exists()
     assert "pydantic==" in (tmp_path / "sources" / "constraints.txt").read_text()
@@ -134,7 +135,7 @@ def test_sources_of_a_checkout_without_git_include_all_packages(
     (tmp_path / "top/src").mkdir()
     (tmp_path / "top/src/mlhpc").symlink_to("../mlhpc")
     for source, copy in (("top/src/mlhpc", "to"), ("to/src/mlhpc", "again")):
-        monkeypatch.setattr(implementation.mlhpc, "__file__", str(tmp_path / source / "__init__.py"))
+        monkeypatch.setattr(mlhpc, "__file__", str(tmp_path / source / "__init__.py"))
         implementation.copy_sources(tmp_path / copy)
         files = [p for p in (tmp_path / copy).rglob("*") if p.is_file() or p.is_symlink()]
         assert {p.relative_to(tmp_path / copy).as_posix() for p in files} == {

@@ -161,7 +161,8 @@ def test_one_run_gets_its_own_report(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     console = Console(file=StringIO())
     assert report_on([run], console) == run / "report.html"
-    assert report_on([run], console, tmp_path / "elsewhere.html").read_text("utf-8").startswith("<!doctype")
+    path = report_on([run], console, tmp_path / "elsewhere.html")
+    assert path is not None and path.read_text("utf-8").startswith("<!doctype")
     with pytest.raises(UserError, match="--predict requires several runs"):
         report_on([run], console, None, [(8, None)])
 

@@ -40,6 +40,7 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
     measured = sum(part.measured or 0 for part in compared.parts)
     assert measured == pytest.approx(93.246, abs=0.01)
     step = next(part for part in compared.parts if part.label == "Training steps")
+    assert step.measured is not None and step.predicted is not None
     assert step.ratio == pytest.approx(step.measured / step.predicted[0])
     assert step.predicted[1] < step.predicted[0] < step.predicted[2]
 
@@ -67,7 +68,8 @@ def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: P
         parts["data_wait"], parts["step"] = 10.0, 60.0
 
     run = read(make_run(tmp_path / "run", result=slow))
-    samples = sum(e.samples for e in run.result.epochs)
+    assert run.result is not None
+    samples = sum(e.samples or 0 for e in run.result.epochs)
     says = beside(run, machine("dgx-a100")).measured
     rates = f"{samples / 70:,.0f} of {samples / 60:,.0f}"
     assert says == f"the input path limits: {rates} samples/s"
@@ -121,9 +123,7 @@ def test_an_aborted_run_has_its_training_beside_it_and_no_word_on_what_limited_i
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_the_first_epoch_of_a_run_that_was_not_staged_is_predicted_where_it_is_measured(
-    tmp_path, apart
-) -> None:
+def test_the_first_epoch_of_a_run_that_was_not_staged_is_predicted_where_it_is_measured(tmp_path, apart):
     """A file system of 1 MB/s: the first epoch waits for all its bytes, the later ones have all in memory. With
     three epochs that is the first epoch's excess and no data wait; with fewer there is no such part."""
     text = f"""title = "mine"
@@ -159,7 +159,9 @@ nodes = 1
 {figures}
 """
     run = read(make_run(tmp_path / "run"))
+    assert run.result is not None and run.result.staging is not None
     staging = beside(run, parse(text, "mine.toml", "mine")).parts[0]
+    assert staging.predicted is not None
     assert staging.predicted[0] == pytest.approx(run.result.staging.bytes / 1e9)
 
 
@@ -187,4 +189,4 @@ shared_read = {{ value = "10 MB/s", source = "x" }}
 
     run = read(make_run(tmp_path / "run", ranks=2, result=on_two_nodes))
     staging = beside(run, parse(text, "mine.toml", "mine")).parts[0]
-    assert staging.predicted[0] == pytest.approx(seconds)
+    assert staging.predicted is not None and staging.predicted[0] == pytest.approx(seconds)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from mlhpc.common.data.codecs import dtypes, frame, native
 from mlhpc.deepcam.data import delta
 from mlhpc.deepcam.data.codec import Delta
 
+Key = type[np.unsignedinteger]
+
 
 def test_the_decoders_were_compiled() -> None:
     """Where the tests run there is a compiler: the others would not test what users run."""
@@ -31,7 +34,7 @@ def test_the_decoders_were_compiled() -> None:
     st.sampled_from([(np.int16, 1), (np.int16, 2), (np.int16, 4), (np.float32, 4), (np.int16, 3)]),
     st.integers(0, 2**32),
 )
-def test_every_key_is_looked_up(n: int, key: type, item: tuple[type, int], seed: int) -> None:
+def test_every_key_is_looked_up(n: int, key: Key, item: tuple[type[np.number], int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     dtype, values = item
     groups = int(rng.integers(1, np.iinfo(key).max + 2))
@@ -45,7 +48,7 @@ def test_every_key_is_looked_up(n: int, key: type, item: tuple[type, int], seed:
 
 @pytest.mark.parametrize("at", [0, 1, 4095, 4096, 9999])
 @pytest.mark.parametrize("key", [np.uint8, np.uint16])
-def test_a_key_beyond_the_table_is_found_and_nothing_is_read_there(at: int, key: type) -> None:
+def test_a_key_beyond_the_table_is_found_and_nothing_is_read_there(at: int, key: Key) -> None:
     keys = np.full(10000, 99, key)
     keys[at] = 100
     table = np.zeros((100, 4), np.int16)
@@ -70,7 +73,7 @@ def decode_at_odd_addresses(path: str) -> None:
     for name in ("mlhpc_gather", "mlhpc_delta"):
         getattr(compiled, name).argtypes = getattr(installed, name).argtypes
         getattr(compiled, name).restype = getattr(installed, name).restype
-    native.library = lambda: compiled
+    native.library = cache(lambda: compiled)
     rng = np.random.default_rng(0)
     for key, values in itertools.product((np.uint8, np.uint16), (1, 2, 4, 8)):
         table = at_an_odd_address(rng.integers(-(2**15), 2**15, (200, values)).astype(np.int16))
@@ -84,7 +87,7 @@ def decode_at_odd_addresses(path: str) -> None:
     lines = delta.parse(frame.unpack(frame.pack(codec.name, "<f4", field.shape, codec.encode(field))))
     assert {"raw", "logarithmic"} <= {name.split()[0] for name in lines.shares()}
     lines = replace(lines, pivots=at_an_odd_address(lines.pivots), raw=at_an_odd_address(lines.raw))
-    by = (np.float32([1, 2, 3]), np.float32([4, 5, 6]))
+    by = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
     normalise = (at_an_odd_address(by[0]), at_an_odd_address(by[1]))
     truth = delta.decode_slowly(lines, normalise)
     for dtype, first in itertools.product(("float32", "float16", "bfloat16"), (False, True)):
