@@ -191,7 +191,7 @@ def _start(
     local_batch: int,
     log: RunLog,
 ) -> tuple[TrainAndEvaluate, Graphs | None]:
-    """Compile the steps and warm them up on zeros; return them, and their CUDA graphs if these are replayed."""
+    """Compile the steps and warm them up on zeros; return them, and their graphs if these are replayed."""
     shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
     evaluated = run.training.eval_batch_size
     if run.loading.decode == "device" and not run.emulation.enabled:

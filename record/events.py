@@ -74,7 +74,7 @@ class Event(BaseModel):
 
 
 def is_event(line: object) -> bool:
-    """Return whether ``value``, a parsed line of an events file, is an event."""
+    """Return whether ``line``, a parsed line of an events file, is an event."""
     try:
         return bool(Event.model_validate(line))
     except ValidationError:

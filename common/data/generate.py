@@ -123,7 +123,7 @@ def write_manifest_of_converted(
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
         there = count(len(converted.files), "file")
-        raise UserError(f"{out} contains {there}, but only {files} were converted; choose an empty folder")
+        raise UserError(f"{out} contains {there}, but {files} were converted; choose an empty folder")
     return converted
 
 

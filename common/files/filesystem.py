@@ -26,7 +26,7 @@ class FileSystem:
     memory.
 
     ``free_bytes``: bytes that this process can write: the size of the free blocks, but on a RAM file system at
-    most the memory left in the machine and the control group (version 2).
+    most the memory left in the machine and the control groups.
     """
 
     type: str

@@ -1,4 +1,4 @@
-"""Training steps that are replayed from device graphs (CUDA graphs on NVIDIA's GPUs): forward and backward pass,
+"""Training steps that are replayed from graphs of the device: forward and backward pass,
 all-reduce, and optimizer in one launch. A comparison with eager steps, before the clock starts, decides whether a
 run replays its steps."""
 

@@ -282,7 +282,7 @@ class Reader:
     def _require(self, path: Path, name: str, array: Any, kinds: str, shape: tuple[int, ...]) -> None:
         if array.shape == shape and array.dtype.kind in kinds:
             return
-        if len(array.shape) == 3 and array.shape[:2] == shape[:2] and array.shape != shape:
+        if len(array.shape) == len(shape) == 3 and array.shape[:2] == shape[:2] and array.shape != shape:
             raise UserError(f"{path}: {name} has {array.shape[2]} channels, not {shape[2]}; remove the file")
         kind = "floating point" if kinds == "f" else "integers"
         raise UserError(

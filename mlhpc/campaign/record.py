@@ -88,8 +88,8 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
         epochs=(len(result.epochs) or None) if result else None,
         evicted=result.source_evicted if result else facts.get("source_evicted"),
         init_s=ends.get("init", {}).get("seconds"),
-        joules=result.joules if result else {},
-        joules_per_sample=result.joules_per_sample if result else {},
+        joules=result.joules if result and state != "aborted" else {},
+        joules_per_sample=result.joules_per_sample if result and state != "aborted" else {},
         why=why,
         aborted=aborted,
     )

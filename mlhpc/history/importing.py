@@ -91,6 +91,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str
         global_batch_size=entry.batch,
         runs=tuple(runs),
         figures={} if score is None else {"score_s": score * 60},
+        versions=dict(entry.versions),
         content={"logs": prints, "notes": list(entry.notes), **same(entry, "software", "metric")},
     )
 

@@ -1,5 +1,5 @@
-"""The index of a store: an SQLite file in the user's cache with a row for each record, derived only from the
-store.
+"""The index of a store: an SQLite database, with its digest, in a file in the user's cache. It has a row for each
+record and is derived only from the store.
 
 An index file never changes: new records are added to a copy, which replaces the file by a rename. Processes that
 read an index are therefore not disturbed, and no lock is needed. A missing or damaged index, or one of a different
@@ -18,22 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import cache_folder
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, did_you_mean, few
 from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
-VERSION = 2
+VERSION = 3
 """Version of the index; an index of a different version is rebuilt."""
-_SCHEMA = f"""
+_SCHEMA = """
 PRAGMA page_size=16384;
-PRAGMA user_version={VERSION};
 CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
 CREATE TABLE records(name TEXT, at TEXT, kind TEXT, target TEXT, body TEXT, runs TEXT,
                      PRIMARY KEY(at DESC, name)) WITHOUT ROWID;
 """
 """Records are stored in the order in which they are listed, many to a page, which makes reading much faster."""
+_DIGEST_BYTES = 16
 _CONDITION = re.compile(r"\s*([a-z][\w.]*)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
 _NOT_MEASURED = ("withdrawal", "annotation")
 
@@ -76,7 +77,8 @@ class Index:
     def _select(self, columns: str, where: Sequence[str], withdrawn: bool) -> list[tuple[str, ...]]:
         conditions, values, last = ["kind NOT IN (?, ?)"], list(_NOT_MEASURED), -1
         if not withdrawn:
-            conditions.append("name NOT IN (SELECT target FROM records WHERE kind = 'withdrawal')")
+            withdrawn = "SELECT target FROM records WHERE kind = 'withdrawal' AND target IS NOT NULL"
+            conditions.append(f"name NOT IN ({withdrawn})")
         for condition in where:
             key, sign, value = self._parsed(condition)
             if key == "last":
@@ -125,7 +127,7 @@ def conditions(text: str) -> list[str]:
 def cache_of(store: Path) -> Path:
     """The path of the index of ``store``."""
     key = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:16]
-    return cache_folder() / f"history-{key}.sqlite"
+    return cache_folder() / f"history-{key}.index"
 
 
 @contextlib.contextmanager
@@ -168,13 +170,10 @@ def _loaded(path: Path) -> sqlite3.Connection:
     """The index at ``path``, loaded into memory; an empty index if the file is missing, damaged or of a different
     version."""
     db = sqlite3.connect(":memory:")
-    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as saved:
-        version = saved.execute("PRAGMA user_version").fetchone()
-        saved.execute("SELECT * FROM files, records LIMIT 0")  # fails if they are missing
-        state = saved.execute("PRAGMA quick_check(1)").fetchone()
-        if version == (VERSION,) and state == ("ok",):
-            saved.backup(db)
+    with contextlib.suppress(OSError, sqlite3.Error):
+        content = path.read_bytes()
+        if content[:_DIGEST_BYTES] == _digest(content[_DIGEST_BYTES:]):
+            db.deserialize(content[_DIGEST_BYTES:])
             return db
     db.executescript(_SCHEMA)
     return db
@@ -182,15 +181,15 @@ def _loaded(path: Path) -> sqlite3.Connection:
 
 def _save(db: sqlite3.Connection, path: Path) -> None:
     """Write the index to ``path``; if the cache cannot be written, the index remains in memory only."""
-    import tempfile
-
     with contextlib.suppress(OSError, sqlite3.Error):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".history-", dir=path.parent) as folder:
-            part = Path(folder, path.name)
-            with contextlib.closing(sqlite3.connect(part)) as saved:
-                db.backup(saved)
-            os.replace(part, path)
+        content = db.serialize()
+        atomic.write_bytes(path, _digest(content) + content)
+
+
+def _digest(content: bytes) -> bytes:
+    """Of this version of the index only. SQLite itself does not notice a changed letter or digit."""
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, person=f"index {VERSION}".encode()).digest()
 
 
 def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str]) -> None:

@@ -264,13 +264,11 @@ def remember(path: Path) -> None:
             put(Path(store), next(records_below(path, None)))  # of a campaign, not its runs
             problem.clear()
         except Exception as error:  # whatever the error, the run has ended and its result is in its folder
-            problem[:] = [printable(str(error))]
+            problem[:] = [printable(str(error)) or "no result"]
 
     thread = threading.Thread(target=add, daemon=True)
     thread.start()
     thread.join(ADDING_S)
-    if problem:
+    if why := "".join(problem):  # the thread may still be writing
         later = shlex.join(["mlhpc", "history", "add", str(path), "--store", store])
-        sys.stderr.write(
-            f"mlhpc: warning: not in the history: {problem[0]}; add it with: {printable(later)}\n"
-        )
+        sys.stderr.write(f"mlhpc: warning: not in the history: {why}; add it with: {printable(later)}\n")

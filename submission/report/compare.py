@@ -93,7 +93,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
     ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
     lettered = _with_copies([replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)])
     lettered = _with_versions(lettered)
-    originals = [entry for entry in lettered if not entry.copy_of]
+    originals = [entry for entry in lettered if not entry.copy_of and entry.comparable]
     return Comparison(
         tuple(lettered), tuple(_predictions(originals, configurations)), tuple(problems), tuple(paths)
     )
@@ -122,17 +122,17 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _with_versions(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries, with a note on those with other versions than the first of their problem that states any."""
-    marked, firsts = [], dict[object, Entry]()
+    """The entries, with a note on those whose version of the preset, the parts or the data differs from that of
+    the first entry of the same problem that states one. They are not ``comparable``."""
+    marked, firsts = [], dict[tuple[object, str], Entry]()
     for entry in entries:
-        first = firsts.setdefault(entry.problem, entry) if entry.versions else entry
-        other = [
-            f"{what} version {number}, not {first.versions[what]}"
-            for what, number in entry.versions.items()
-            if first.versions.get(what, number) != number
-        ]
-        note = f"not comparable with {first.letter}: {', '.join(other)} (docs/reference/stability.md)"
-        marked.append(replace(entry, notes=(*entry.notes, note)) if other else entry)
+        other = []
+        for what, number in entry.versions.items():
+            first = firsts.setdefault((entry.problem, what), entry)
+            if number != first.versions[what]:
+                other.append(f"with {first.letter}: {what} version {number}, not {first.versions[what]}")
+        note = f"not comparable {', '.join(other)} (docs/reference/stability.md)"
+        marked.append(replace(entry, notes=(*entry.notes, note), comparable=False) if other else entry)
     return marked
 
 

@@ -47,7 +47,8 @@ class Entry:
     samples of that published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
     ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
     or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
-    set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator.
+    set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator;
+    ``comparable``: False if they differ from those of an earlier set.
     """
 
     letter: str
@@ -81,6 +82,7 @@ class Entry:
     log_ids: frozenset[tuple[float, float]]
     versions: Mapping[str, int]
     copy_of: str = ""
+    comparable: bool = True
 
     @property
     def name(self) -> str:

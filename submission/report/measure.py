@@ -80,6 +80,8 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     stated = f"{whole(train)} training samples logged: {whole(data_set[0])} without the last batch"
     ended = f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
     overlap = any(log.first("staging_overlap") for log in logs)
+    versions = _versions(logs)
+    mixed = (f"{what} versions {sorted(numbers)}" for what, numbers in versions.items() if len(numbers) > 1)
     notes = (
         doubt,
         _SPLIT if split else "",
@@ -90,6 +92,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         _OVERLAP if overlap else "",
         "some epochs trained on coarser samples" if coarse else "",
         shared,
+        *(f"{each} in one set: its runs are not comparable (docs/reference/stability.md)" for each in mixed),
     )
     target, score = _scored(results, benchmark, logs, split)
     runs, over = _measured_runs(logs, target, score)
@@ -108,16 +111,17 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
         official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
         notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
-        log_ids=frozenset(filter(None, map(_log_id, logs))), versions=_versions(logs),
+        log_ids=frozenset(filter(None, map(_log_id, logs))),
+        versions={what: min(numbers) for what, numbers in versions.items() if numbers},
     )  # fmt: skip
 
 
-def _versions(logs: list[Log]) -> dict[str, int]:
+def _versions(logs: list[Log]) -> dict[str, set[int]]:
     """The versions in the logs; an aborted run may have ended before it logged that of its data."""
-    stated = (
-        (what, _count(log.value(f"{what}_version"))) for what in ("preset", "parts", "data") for log in logs
-    )
-    return {what: number for what, number in stated if number}
+    return {
+        what: {number for log in logs if (number := _count(log.value(f"{what}_version")))}
+        for what in ("preset", "parts", "data")
+    }
 
 
 def _scored(

@@ -138,7 +138,7 @@ def test_packing_is_resumed_and_shared_by_ranks(sets, tmp_path):
     assert ours.files == again.files
     facts = json.loads((out / manifest.NAME).read_text())["facts"]
     assert facts["packing_seconds"] >= 0 and facts["samples"] == {"train": TRAIN, "validation": EVALUATION}
-    with pytest.raises(UserError, match="another format"):
+    with pytest.raises(UserError, match=r"different settings \(format\)"):
         convert(sets["jpeg"], out, "lmdb", Solo(), 1)
 
 

@@ -39,7 +39,7 @@ def test_images_depend_only_on_the_seed_for_any_workers_ranks_and_restart(sets, 
         path.unlink()
     simulate.make(described(), others[0], Solo(), 1)
     assert not verify(others[0], 1)
-    with pytest.raises(UserError, match="another simulation"):
+    with pytest.raises(UserError, match=r"different settings \(simulation\)"):
         simulate.make(described(simulation={"classes": CLASSES, "side": 48, "seed": 6}), others[0], Solo(), 1)
 
 

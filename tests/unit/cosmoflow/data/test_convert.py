@@ -256,7 +256,7 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
 def test_files_of_another_origin_are_detected(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "train").mkdir(parents=True)
     (tmp_path / "out" / "train" / "foreign.tfrecord").write_bytes(b"?")
-    with pytest.raises(UserError, match="109 files, but only 108 were converted"):
+    with pytest.raises(UserError, match="109 files, but 108 were converted"):
         run(raw, tmp_path / "out")
 
 

@@ -277,5 +277,5 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
         convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == before
     (out / "train" / "foreign").touch()
-    with pytest.raises(UserError, match="24 files, but only 23 were converted"):
+    with pytest.raises(UserError, match="24 files, but 23 were converted"):
         convert(source, out, Solo(), 1)

@@ -145,6 +145,10 @@ DEFECTS = {
         r"float32 \[31, 48, 16\], expected floating point \[32, 48, 16\]; choose",
     ),
     "rows of labels": (lambda p: write_sample(p, 1, None, mask(1)[:31]), r"labels_0 is int64 \[31, 48\]"),
+    "an axis too many in labels": (
+        lambda p: write_sample(p, 1, None, mask(1)[..., None]),
+        r"labels_0 is int64 \[32, 48, 1\], expected integers \[32, 48\]",
+    ),
     "axes": (lambda p: write_sample(p, 1, fields(1)[None]), r"data is float32 \[1, 32, 48, 16\]"),
     "integers": (lambda p: write_sample(p, 1, fields(1).astype(np.int32)), "data is int32"),
     "float labels": (lambda p: write_sample(p, 1, None, mask(1) * 1.0), "labels_0 is float64"),

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -91,9 +90,11 @@ def test_a_bad_selection_is_one_line(tmp_path: Path, capsys, condition: str) -> 
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("damage", ["gone", "old", "noise", "truncated", "read-only"])
-def test_the_index_is_rebuilt(tmp_path: Path, cache: Path, capsys, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["gone", "old", "noise", "truncated", "one digit", "read-only"])
+def test_the_index_is_rebuilt(tmp_path: Path, cache: Path, capsys, monkeypatch, damage: str) -> None:
     store = tmp_path / "store"
+    version = indexing.VERSION
+    monkeypatch.setattr(indexing, "VERSION", version - (damage == "old"))
     expected = [put(store, record(float(n)))[0] for n in range(1, 30)]
     assert sorted(names(store, capsys)) == sorted(expected)
     path = indexing.cache_of(store)
@@ -101,16 +102,25 @@ def test_the_index_is_rebuilt(tmp_path: Path, cache: Path, capsys, damage: str) 
         case "gone":
             shutil.rmtree(cache)
         case "old":
-            with sqlite3.connect(path) as db:
-                db.execute("PRAGMA user_version=0")
+            monkeypatch.setattr(indexing, "VERSION", version)
         case "noise":
             path.write_bytes(os.urandom(10_000))
         case "truncated":
             os.truncate(path, path.stat().st_size // 2)
+        case "one digit":  # of a name; SQLite reads it without complaint
+            content = path.read_bytes()
+            assert content.count(expected[0].encode())
+            path.write_bytes(content.replace(expected[0].encode(), b"0" * len(expected[0])))
         case "read-only":
             shutil.rmtree(cache)
             cache.write_text("a file where the folder should be")
     assert sorted(names(store, capsys)) == sorted(expected)
+
+
+def test_a_withdrawal_of_nothing_hides_nothing(tmp_path: Path, capsys) -> None:
+    name, _ = put(tmp_path / "store", record())
+    put(tmp_path / "store", HistoryRecord(kind="withdrawal", when="2026-03-02T00:00:00Z"))
+    assert names(tmp_path / "store", capsys) == [name]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -204,6 +205,49 @@ def test_sets_of_other_versions_are_marked_on_the_console_and_in_json(tmp_path: 
         "two"
     ]
     assert printed.count("not comparable") == 1 and mark in printed
+
+
+def test_sets_of_other_versions_predict_nothing(tmp_path: Path) -> None:
+    """Their times are those of another workload: the fit of the others must not change."""
+
+    def of(version: int, seconds: float) -> Callable[[int, Records], None]:
+        def edit(number: int, made: Records) -> None:
+            made.insert(0, {**made[0], "key": "preset_version", "value": version})
+            for record in made:
+                if record["key"] == "run_stop":
+                    record["time_ms"] += 1000 * seconds
+
+        return edit
+
+    make_set(tmp_path / "all/one", edit=of(1, 0))
+    alone = compare([tmp_path / "all"]).predictions
+    make_set(tmp_path / "all/two", edit=of(2, 1000))
+    marked = compare([tmp_path / "all"])
+    assert [entry.comparable for entry in marked.entries].count(False) == 1
+    assert alone and marked.predictions == alone
+
+
+def test_a_version_that_the_first_set_does_not_state_is_compared_with_the_next_and_mixed_sets_say_so(
+    tmp_path: Path,
+) -> None:
+    def of(**stated: int) -> Callable[[int, Records], None]:
+        def edit(number: int, made: Records) -> None:
+            for key, value in stated.items():
+                made.insert(0, {**made[0], "key": f"{key}_version", "value": value})
+
+        return edit
+
+    def mixed(number: int, made: Records) -> None:
+        of(data=1 + number % 2)(number, made)
+
+    make_set(tmp_path / "a", edit=of(preset=1))
+    make_set(tmp_path / "b", edit=of(preset=1, data=1))
+    make_set(tmp_path / "c", edit=of(preset=1, data=2))
+    entries = {entry.org: entry for entry in compare([tmp_path]).entries}
+    assert [org for org, entry in entries.items() if not entry.comparable] in (["c"], ["b"])
+    make_set(tmp_path / "other/d", edit=mixed)
+    (both,) = compare([tmp_path / "other"]).entries
+    assert any(note.startswith("data versions [1, 2] in one set") for note in both.notes)
 
 
 def test_overlapped_staging_is_a_note_of_its_set(tmp_path: Path) -> None:
