@@ -92,7 +92,7 @@ def test_presets_and_list(capsys, monkeypatch) -> None:
 
 
 def test_rules(capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("COLUMNS", "700")
     text, content = both(capsys, "rules", "cosmoflow")
     assert all(rule["rule"] in text and rule["requirement"] in text for rule in content["rules"])
     assert all(f"{key} {allowed}" in text for key, allowed in content["free"].items())

@@ -108,7 +108,7 @@ def test_a_temporary_file_that_was_planted_is_not_opened(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    monkeypatch.setattr("secrets.token_hex", lambda size: "abcd")
+    monkeypatch.setattr("os.urandom", lambda size: bytes.fromhex("abcd"))
     (tmp_path / f".file.{socket.gethostname()}.{os.getpid()}.abcd.part").symlink_to(victim)
     with pytest.raises(FileExistsError):
         atomic.write_bytes(tmp_path / "file", b"other")

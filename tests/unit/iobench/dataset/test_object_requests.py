@@ -98,6 +98,7 @@ def test_threads_that_come_together_get_one_client(monkeypatch):
 def test_the_thread_of_all_requests_gives_way_to_the_loop_once_there_are_readers(monkeypatch):
     """Not while data are generated, when there is no loop to give way to. With a thread of its own, since that of
     other tests may have given way."""
+    monkeypatch.setattr("mlhpc.common.timing.waiting._others_are_busy", lambda: False)  # whatever the load is
     ours = asyncio.new_event_loop()
     threading.Thread(target=ours.run_forever, daemon=True).start()
     monkeypatch.setattr(fsspec.asyn, "get_loop", lambda: ours)

@@ -85,7 +85,7 @@ def test_smoke_presets_have_no_published_points():
         (Axes(schedule=("closed-512",)), "--schedule closed-512: .*no preset"),
         (Axes(schedule=("0",)), "--schedule 0: factors must be from 0.01"),
         (Axes(schedule=("nan",)), "--schedule nan: factors must be from 0.01"),
-        (Axes(rate=(1.03, 1.1)), "--rate 1.03,1.1 contains none of the rates"),
+        (Axes(rate=(1.03, 1.1)), "--rate 1.03,1.1 contains none of the candidate rates"),
         (Axes(ranks=(3,)), "must be a multiple of 3"),
     ],
 )
