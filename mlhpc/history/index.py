@@ -171,7 +171,7 @@ def _loaded(path: Path) -> sqlite3.Connection:
     version."""
     db = sqlite3.connect(":memory:")
     with contextlib.suppress(OSError, sqlite3.Error):
-        content = path.read_bytes()
+        content = memoryview(path.read_bytes())
         if content[:_DIGEST_BYTES] == _digest(content[_DIGEST_BYTES:]):
             db.deserialize(content[_DIGEST_BYTES:])
             return db
@@ -187,7 +187,7 @@ def _save(db: sqlite3.Connection, path: Path) -> None:
         atomic.write_bytes(path, _digest(content) + content)
 
 
-def _digest(content: bytes) -> bytes:
+def _digest(content: bytes | memoryview) -> bytes:
     """Of this version of the index only. SQLite itself does not notice a changed letter or digit."""
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, person=f"index {VERSION}".encode()).digest()
 
