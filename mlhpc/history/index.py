@@ -77,8 +77,8 @@ class Index:
     def _select(self, columns: str, where: Sequence[str], withdrawn: bool) -> list[tuple[str, ...]]:
         conditions, values, last = ["kind NOT IN (?, ?)"], list(_NOT_MEASURED), -1
         if not withdrawn:
-            withdrawn = "SELECT target FROM records WHERE kind = 'withdrawal' AND target IS NOT NULL"
-            conditions.append(f"name NOT IN ({withdrawn})")
+            targets = "SELECT target FROM records WHERE kind = 'withdrawal' AND target IS NOT NULL"
+            conditions.append(f"name NOT IN ({targets})")
         for condition in where:
             key, sign, value = self._parsed(condition)
             if key == "last":
