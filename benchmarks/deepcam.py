@@ -96,8 +96,7 @@ class Hyperparameters(schema.Hyperparameters):
             yield "global_batch_size", why
 
     def logged(self) -> dict[str, object]:
-        """Keys and values that the rules require in the log, without those of optimizers and schedulers that are
-        not in use."""
+        """The hyperparameters to log under the rules, without those of unused optimizers and schedulers."""
         facts = self.model_dump(mode="json")
         lamb = ("opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm")
         cosine = ("scheduler_t_max", "scheduler_eta_min")

@@ -1,4 +1,4 @@
-"""The benchmarks that mlhpc runs: three built-in benchmarks, and those that other installed packages add.
+"""Registry of benchmarks: the three built-in ones and any that installed packages add.
 
 A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a :class:`Benchmark`
 (docs/guide/adding_a_benchmark.md). A benchmark's code is specified as ``"package.module:object"`` and imported on

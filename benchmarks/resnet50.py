@@ -47,7 +47,7 @@ class Network(schema.Network):
         if len(self.blocks) not in (0, 4):
             raise ValueError(f"blocks {list(self.blocks)} must be empty or four numbers, one per stage")
         if self.name == "resnet101" and self.blocks:  # blocks of a preset are ResNet-50's
-            raise ValueError(f"blocks {list(self.blocks)} replace those of resnet101; set network.blocks=[]")
+            raise ValueError(f"blocks {list(self.blocks)} would override resnet101; set network.blocks=[]")
         return self
 
 
@@ -80,7 +80,7 @@ class Hyperparameters(schema.Hyperparameters):
     lars_epsilon: float = setting(0.0, "added to the denominator of the trust ratio", ge=0)
 
     def logged(self) -> dict[str, object]:
-        """Keys and values that the rules require in the log, without those of the optimizer that is not in use."""
+        """The hyperparameters to log under the rules; settings of the unused optimizer are left out."""
         other = "lars_" if self.opt_name == "sgd" else "sgd_"
         unused = () if self.opt_name == "sgd" else ("opt_learning_rate_warmup_epochs",)
         facts = self.model_dump(mode="json")

@@ -113,7 +113,7 @@ class Training(FrozenModel):
     )
 
     def applicable(self) -> dict[str, object]:
-        """The settings, except those that apply only to frameworks that are not selected."""
+        """The settings without any that apply only to other frameworks."""
         return {
             name: value for name, value in self.model_dump().items() if not self._of_another_framework(name)
         }

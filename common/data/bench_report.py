@@ -63,8 +63,7 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
 
 
 def medians(figures: Sequence[Figures]) -> Figures:
-    """The median of every number over the rounds; the checksums and values of samples are those of the first
-    round."""
+    """The median of every number over the rounds, with the samples' checksums and values from the first round."""
     numbers = ("warm", "cold", "read", "delivered", "cpu_s", "memory")
     middle: dict[str, Any] = {
         name: statistics.median(getattr(each, name) for each in figures) for name in numbers

@@ -122,7 +122,7 @@ def _memory_left(root: Path = Path("/")) -> list[int]:
             with suppress(OSError, ValueError, KeyError):
                 statistics = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
                 # The page cache of files on disk is reclaimed before an allocation fails.
-                kinds = ("active_file", "inactive_file")  # version 1 counts those of inner groups apart
+                kinds = ("active_file", "inactive_file")  # version 1 has separate totals with subgroups
                 cache = sum(int(statistics.get(f"total_{kind}", statistics[kind])) for kind in kinds)
                 taken = int((each / used).read_text()) - cache
                 left.append(max(0, int((each / limit).read_text()) - taken))

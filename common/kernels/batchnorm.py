@@ -208,8 +208,7 @@ def backward(
     relu: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Returns the gradients of ``x`` [b, channels, h, w], of ``added`` (if the output ``y`` is passed), of weight
-    and of bias. ``gradient`` is laid out like ``x``; ``statistics`` [2, channels] are those that ``forward``
-    returned."""
+    and of bias. ``gradient`` is laid out like ``x``; ``statistics`` [2, channels] come from ``forward``."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     of_x = torch.empty_like(x)
     of_added = None if y is None else torch.empty_like(x)

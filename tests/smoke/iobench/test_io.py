@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,9 @@ au_percent = 90
 """
 
 
-def mlhpc(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+def mlhpc(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlhpc", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.fixture(scope="module")

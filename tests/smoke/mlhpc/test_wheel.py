@@ -57,22 +57,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"source": source, "wheel": build("wheel", source, folder)}
 
 
+def install(wheel: Path, folder: Path) -> None:
+    """Create an environment in ``folder`` with the wheel and none of its dependencies."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin/python"))
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+
+
 @pytest.fixture(scope="module")
 def elsewhere(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel, and the dependencies of this one; returns its Python."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin/python"),
-        "install",
-        "-q",
-        "--no-deps",
-    ]
-    subprocess.run([*command, "--no-index", built["wheel"]], check=True)
+    install(built["wheel"], folder)
     # A folder named in a .pth file is searched, but its own .pth files, the editable install's, are not read.
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -83,18 +79,7 @@ def elsewhere(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 def lean(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and what it requires without any extra; returns its Python."""
     folder = tmp_path_factory.mktemp("lean")
-    venv.create(folder, with_pip=False, symlinks=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin/python"),
-        "install",
-        "-q",
-        "--no-deps",
-    ]
-    subprocess.run([*command, "--no-index", built["wheel"]], check=True)
+    install(built["wheel"], folder)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     for name in required():
         for top in {file.parts[0] for file in metadata.files(name) or () if file.parts[0] != ".."}:

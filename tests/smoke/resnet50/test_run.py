@@ -270,4 +270,4 @@ def test_a_presets_blocks_are_refused_under_the_name_of_another_network(tmp_path
     words = ("study", "resnet50", "--data", tmp_path / "no", "--out", out, "--steps", 1)
     done = mlhpc(*words, "--vary", "network.name=resnet50,resnet101")
     assert done.returncode == 2 and not out.exists()
-    assert "blocks [1, 1, 1, 1] replace those of resnet101; set network.blocks=[]" in done.stderr
+    assert "blocks [1, 1, 1, 1] would override resnet101; set network.blocks=[]" in done.stderr
