@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,13 +15,16 @@ from mlhpc.resnet50.data.formats import Bytes
 _JPEG = b"\xff\xd8"
 # Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL, _SCAN = frozenset({0xC0, 0xC1}), 0xDA
 _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 """Markers that have no segment. No header needs them, and the decoder skips some of them."""
 
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 """Formats read besides JPEG, under any file name. Pillow supports many more, but passes EPS to Ghostscript."""
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
-"""Pillow's limit against decompression bombs, also used for JPEGs, which Pillow does not decode."""
+MAX_PIXELS = 1 << 26
+"""Limit against decompression bombs: 192 MiB for a JPEG of one scan, decoded by lines into 3 bytes per pixel."""
+MAX_BUFFERED_PIXELS = 1 << 24
+"""Limit for other images, since decoders hold up to 14 bytes per pixel of them (measured for WebP)."""
 
 
 class BrokenImage(UserError):
@@ -43,9 +47,12 @@ def decode(data: Bytes) -> torch.Tensor:
             return pixels
         with Image.open(io.BytesIO(data.data), formats=FORMATS) as opened:
             image: Image.Image = opened
+            _require_at_most(MAX_BUFFERED_PIXELS, image.height, image.width)
             if image.mode.startswith("I"):  # 16 bits, which Pillow would clip to 8 bits
                 image = Image.fromarray((np.array(image) >> 8).astype(np.uint8))
-            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+            if image.mode != "RGB":
+                image = image.convert("RGB")
+            return torch.from_numpy(np.array(image)).permute(2, 0, 1)
     except (RuntimeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BrokenImage(f"not a readable image ({_reason(error)})") from error
 
@@ -56,8 +63,8 @@ def size_of(data: Bytes) -> tuple[int, int]:
         return data.shape[0], data.shape[1]
     if data[:2].tobytes() != _JPEG:
         return int((pixels := decode(data)).shape[1]), int(pixels.shape[2])
-    if size := _frame_size(data):
-        return size
+    if frame := _frame(data):
+        return frame[:2]
     raise BrokenImage("not a readable image (a JPEG without a frame header)")
 
 
@@ -65,37 +72,53 @@ def _require_plausible(data: Bytes) -> None:
     """Raise BrokenImage, before memory is allocated, for a JPEG whose header claims more pixels than its bytes can
     encode, or which contains stray bytes, after which the decoder might find a different size. A block of 64
     pixels takes at least one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
-    height, width = size_of(data)
-    pixels = height * width
-    if pixels > 4096 + 1024 * len(data):
+    frame = _frame(data)
+    height, width = frame[:2] if frame else size_of(data)
+    if height * width > 4096 + 1024 * len(data):
         raise BrokenImage(
             f"not a readable image ({len(data)} bytes cannot encode the {height} x {width} pixels of its header)"
         )
-    if pixels > MAX_PIXELS:
-        raise BrokenImage(
-            f"not a readable image (too large: {height} x {width} pixels, limit {MAX_PIXELS:,})"
-        )
+    _require_at_most(MAX_PIXELS if frame and frame[2] else MAX_BUFFERED_PIXELS, height, width)
 
 
-def _frame_size(data: Bytes) -> tuple[int, int] | None:
-    """Height and width in the frame header of a JPEG; None without a frame header, or with stray bytes before
-    it."""
-    at, head = 2, data.data
+def _require_at_most(limit: int, height: int, width: int) -> None:
+    if height * width > limit:
+        raise BrokenImage(f"not a readable image (too large: {height} x {width} pixels, limit {limit:,})")
+
+
+def _frame(data: Bytes) -> tuple[int, int, bool] | None:
+    """Height and width in the frame header of a JPEG, and whether one sequential scan contains all its components;
+    None without a frame header, or with stray bytes before it."""
+    head = data.data
+    frame, components = None, 0
     try:
-        while head[at] == 0xFF:
-            marker = head[at + 1]
-            if marker in _FRAMES:
-                height, width = (head[i] << 8 | head[i + 1] for i in (at + 5, at + 7))
-                if height and width:
-                    return height, width
-                break
-            length = head[at + 2] << 8 | head[at + 3]
-            if marker in _BARE or (marker != 0xFF and length < 2):
-                break
-            at += 1 if marker == 0xFF else 2 + length  # fill bytes may precede a marker
+        for marker, at in _segments(head):
+            if marker in _FRAMES and not frame:
+                height, width = (head[i] << 8 | head[i + 1] for i in (at + 3, at + 5))
+                if not height or not width:
+                    break
+                frame, components = (height, width, False), head[at + 7] if marker in _SEQUENTIAL else 0
+            elif marker == _SCAN:
+                return frame and (*frame[:2], head[at + 2] == components)
     except IndexError:
         pass
-    return None
+    return frame
+
+
+def _segments(head: memoryview) -> Iterator[tuple[int, int]]:
+    """The marker of each segment of a JPEG, and the offset of its length, up to stray bytes. Raises IndexError at
+    the end of the data."""
+    at = 2
+    while head[at] == 0xFF:
+        marker = head[at + 1]
+        if marker == 0xFF:  # fill bytes may precede a marker
+            at += 1
+            continue
+        length = head[at + 2] << 8 | head[at + 3]
+        if marker in _BARE or (length < 2 and marker not in _FRAMES):
+            return
+        yield marker, at + 2
+        at += 2 + max(length, 2)
 
 
 def _reason(error: Exception) -> str:

@@ -4,14 +4,19 @@ import io
 
 import numpy as np
 import pytest
+from helpers.limits import limited
 from PIL import Image
 
 from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
 
 
 def jpeg(height, width, **options):
+    return encoded(height, width, "jpeg", **options)
+
+
+def encoded(height, width, kind, **options):
     file = io.BytesIO()
-    Image.new("RGB", (width, height)).save(file, "jpeg", **options)
+    Image.new("RGB", (width, height)).save(file, kind, **options)
     return bytearray(file.getvalue())
 
 
@@ -50,6 +55,34 @@ def test_the_most_compressible_image_is_not_refused(options):
     """One colour all over, which is what compresses best."""
     data = array(jpeg(3000, 4000, **options))
     assert decode(data).shape == (3, 3000, 4000)
+
+
+@pytest.mark.parametrize(
+    ("side", "kind", "options"),
+    [
+        (8192, "jpeg", {"quality": 1}),
+        (4096, "jpeg", {"progressive": True, "subsampling": 0}),
+        (4096, "png", {}),
+        (4096, "webp", {}),
+        (4096, "bmp", {}),
+    ],
+)
+def test_the_largest_image_takes_at_most_256_mib(side, kind, options):
+    data = array(encoded(side, side, kind, **options))
+    with limited(len(data), seconds=60):
+        assert decode(data).shape == (3, side, side)
+    with pytest.raises(BrokenImage, match="too large"):
+        decode(array(encoded(side + 16, side, kind, **options)))
+
+
+def test_a_jpeg_in_several_scans_is_held_to_the_lower_limit():
+    """The decoder holds the coefficients of all of them until the last one."""
+    data = jpeg(5000, 5000)
+    at = data.index(b"\xff\xda")
+    assert decode(array(data)).shape == (3, 5000, 5000) and data[at + 4] == 3
+    data[at + 4] = 1
+    with pytest.raises(BrokenImage, match="too large"):
+        decode(array(data))
 
 
 @pytest.mark.parametrize(
