@@ -22,9 +22,12 @@ _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 """Formats read besides JPEG, under any file name. Pillow supports many more, but passes EPS to Ghostscript."""
 MAX_PIXELS = 1 << 26
-"""Limit against decompression bombs: 192 MiB for a JPEG of one scan, decoded by lines into 3 bytes per pixel."""
-MAX_BUFFERED_PIXELS = 1 << 24
-"""Limit for other images, since decoders hold up to 14 bytes per pixel of them (measured for WebP)."""
+"""Limit against decompression bombs, such that decoding takes at most 256 MiB: a JPEG of one scan is decoded by
+lines into 3 bytes per pixel."""
+MAX_PIXELS_IN_SCANS = 24_000_000
+"""The same for JPEGs of several scans, whose decoder holds all coefficients: 11 bytes per pixel."""
+MAX_PIXELS_IN_PILLOW = 14_000_000
+"""The same for the other formats: up to 18 bytes per pixel (WebP)."""
 
 
 class BrokenImage(UserError):
@@ -47,7 +50,7 @@ def decode(data: Bytes) -> torch.Tensor:
             return pixels
         with Image.open(io.BytesIO(data.data), formats=FORMATS) as opened:
             image: Image.Image = opened
-            _require_at_most(MAX_BUFFERED_PIXELS, image.height, image.width)
+            _require_at_most(MAX_PIXELS_IN_PILLOW, image.height, image.width)
             if image.mode.startswith("I"):  # 16 bits, which Pillow would clip to 8 bits
                 image = Image.fromarray((np.array(image) >> 8).astype(np.uint8))
             if image.mode != "RGB":
@@ -78,7 +81,7 @@ def _require_plausible(data: Bytes) -> None:
         raise BrokenImage(
             f"not a readable image ({len(data)} bytes cannot encode the {height} x {width} pixels of its header)"
         )
-    _require_at_most(MAX_PIXELS if frame and frame[2] else MAX_BUFFERED_PIXELS, height, width)
+    _require_at_most(MAX_PIXELS if frame and frame[2] else MAX_PIXELS_IN_SCANS, height, width)
 
 
 def _require_at_most(limit: int, height: int, width: int) -> None:

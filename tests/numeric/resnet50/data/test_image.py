@@ -61,10 +61,11 @@ def test_the_most_compressible_image_is_not_refused(options):
     ("side", "kind", "options"),
     [
         (8192, "jpeg", {"quality": 1}),
-        (4096, "jpeg", {"progressive": True, "subsampling": 0}),
-        (4096, "png", {}),
-        (4096, "webp", {}),
-        (4096, "bmp", {}),
+        (4896, "jpeg", {"progressive": True, "subsampling": 0}),
+        (3728, "png", {}),
+        (3728, "webp", {}),
+        (3728, "webp", {"lossless": True}),
+        (3728, "bmp", {}),
     ],
 )
 def test_the_largest_image_takes_at_most_256_mib(side, kind, options):
