@@ -76,6 +76,13 @@ class Hyperparameters(schema.Hyperparameters):
     dropout: float = Field(0.5, ge=0, lt=1)
     opt_weight_decay: float = setting(0.0, "L2 on the dense layers", ge=0)
 
+    def unused(self) -> dict[str, str]:
+        unused = {} if self.opt_name == "sgd" else {"opt_momentum": "applies to sgd"}
+        if self.opt_learning_rate_schedule == "linear":
+            keys = ("opt_learning_rate_decay_boundary_epochs", "opt_learning_rate_decay_factor")
+            unused |= dict.fromkeys(keys, "applies to multistep")
+        return unused
+
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         """Like ``schema.Hyperparameters.unclear``; reports the warm-up factor if its meaning may differ."""

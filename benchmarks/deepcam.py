@@ -95,16 +95,13 @@ class Hyperparameters(schema.Hyperparameters):
             )
             yield "global_batch_size", why
 
-    def logged(self) -> dict[str, object]:
-        """The hyperparameters to log under the rules, without those of unused optimizers and schedulers."""
-        facts = self.model_dump(mode="json")
+    def unused(self) -> dict[str, str]:
         lamb = ("opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm")
         cosine = ("scheduler_t_max", "scheduler_eta_min")
         multistep = ("scheduler_milestones", "scheduler_decay_rate")
-        unused = (() if self.opt_name == "LAMB" else lamb) + (
-            cosine if self.scheduler_type == "multistep" else multistep
-        )
-        return {key: value for key, value in facts.items() if key not in unused}
+        other = cosine if self.scheduler_type == "multistep" else multistep
+        reasons = dict.fromkeys(other, f"does not apply to {self.scheduler_type}")
+        return reasons | dict.fromkeys(() if self.opt_name == "LAMB" else lamb, "applies to LAMB")
 
 
 class Training(schema.DdpTraining):

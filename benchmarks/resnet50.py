@@ -50,6 +50,11 @@ class Network(schema.Network):
             raise ValueError(f"blocks {list(self.blocks)} would override resnet101; set network.blocks=[]")
         return self
 
+    def unused(self) -> dict[str, str]:
+        if self.name in ("resnet50", "resnet101"):
+            return {}
+        return dict.fromkeys(("width", "blocks"), f"applies to ResNets, not to {self.name}")
+
 
 class Hyperparameters(schema.Hyperparameters):
     """The hyperparameters of a run, named as in the MLPerf logging rules (mlperf-logging,
@@ -79,12 +84,11 @@ class Hyperparameters(schema.Hyperparameters):
     lars_opt_momentum: float = Field(0.9, ge=0, lt=1)
     lars_epsilon: float = setting(0.0, "added to the denominator of the trust ratio", ge=0)
 
-    def logged(self) -> dict[str, object]:
-        """The hyperparameters to log under the rules; settings of the unused optimizer are left out."""
-        other = "lars_" if self.opt_name == "sgd" else "sgd_"
-        unused = () if self.opt_name == "sgd" else ("opt_learning_rate_warmup_epochs",)
-        facts = self.model_dump(mode="json")
-        return {key: facts[key] for key in facts if not key.startswith(other) and key not in unused}
+    def unused(self) -> dict[str, str]:
+        other = "lars" if self.opt_name == "sgd" else "sgd"
+        names = [key for key in type(self).model_fields if key.startswith(f"{other}_")]
+        names += [] if self.opt_name == "sgd" else ["opt_learning_rate_warmup_epochs"]
+        return dict.fromkeys(names, f"applies to {other}, not to {self.opt_name}")
 
 
 class Training(schema.DdpTraining):

@@ -35,6 +35,18 @@ DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch fin
 """Description of ``training.device`` for benchmarks in PyTorch."""
 
 
+AFTER_A_STUDY = (
+    "training.max_epochs",
+    "training.eval_batch_size",
+    "training.epochs_between_evals",
+    "training.eval_offset_epochs",
+    "training.eval_steps",
+    "training.freeze_below",
+    "emulation.eval_step_s",
+)
+"""Settings of evaluations and of later epochs, both of which a study does not reach."""
+
+
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -84,6 +96,10 @@ class Data(FrozenModel):
 class Network(FrozenModel):
     parameters: PositiveInt | None = setting(None, "trainable parameters, checked before a run")
 
+    def unused(self) -> dict[str, str]:
+        """The settings that this network does not have, each with the reason."""
+        return {}
+
 
 class Hyperparameters(FrozenModel):
     """The hyperparameters of a run, named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
@@ -91,8 +107,13 @@ class Hyperparameters(FrozenModel):
     global_batch_size: PositiveInt = Field(description="samples per step over all ranks")
 
     def logged(self) -> dict[str, object]:
-        """The keys and values of the hyperparameters, as they are logged."""
-        return self.model_dump(mode="json")
+        """The keys and values of the hyperparameters to log: those in use."""
+        unused = self.unused()
+        return {key: value for key, value in self.model_dump(mode="json").items() if key not in unused}
+
+    def unused(self) -> dict[str, str]:
+        """The hyperparameters that the chosen optimizer and schedule do not have, each with the reason."""
+        return {}
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -393,6 +414,22 @@ class Run(FrozenModel):
     def graphs(self) -> str:
         """The value of ``training.cuda_graphs``; "off" for benchmarks without that setting."""
         return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
+
+    def unused_in_studies(self, *, staged: bool) -> dict[str, str]:
+        """The settings (dotted names) that change nothing in a study with these other settings, each with the
+        reason, which begins with a verb. ``staged``: whether the study copies its data set first."""
+        described = set(type(self.data).model_fields) - {"train_samples"}  # a study may read a part
+        unused = {
+            "network": self.network.unused(),
+            "hyperparameters": self.hyperparameters.unused(),
+            "data": dict.fromkeys(described, "describes the data set; vary data=DIR,DIR"),
+            "target": dict.fromkeys(type(self.target).model_fields, "applies to runs to the target"),
+            "staging": {}
+            if staged
+            else dict.fromkeys(type(self.staging).model_fields, "applies with --stage"),
+        }
+        reasons = {f"{table}.{key}": why for table, keys in unused.items() for key, why in keys.items()}
+        return reasons | dict.fromkeys(AFTER_A_STUDY, "applies after the steps of a study")
 
     def uncapturable(self) -> str:
         """The reason why the run's steps cannot be replayed as CUDA graphs; empty if they can."""

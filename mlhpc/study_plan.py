@@ -113,6 +113,7 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
         except UserError as error:
             where = ", ".join(f"{key}={value}" for key, value in chosen.items())
             raise UserError(f"{where}: {error}" if where else str(error)) from None
+    _require_effect(sweep, cells)
     datasets: dict[Path, Manifest | None] = {}
     select = registry.find(sweep.benchmark).select
     for cell in cells:
@@ -128,6 +129,17 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
         if select:
             registry.load_object(select)(dataset, cell.run.data)
     return list({cell.name: cell for cell in cells}.values())  # 1 and 1.0 are one value
+
+
+def _require_effect(sweep: Sweep, cells: Sequence[PlannedCell]) -> None:
+    """Raise UserError for a varied setting that no cell uses, because its effect would be noise."""
+    for key in sweep.axes:
+        setting = ".".join(key.split(".")[:2])
+        reasons = [
+            cell.run.unused_in_studies(staged=cell.stage is not None).get(setting, "") for cell in cells
+        ]
+        if all(reasons):
+            raise UserError(f"--vary {key} would change nothing in this study: it {reasons[0]}")
 
 
 def _check_options(sweep: Sweep) -> None:

@@ -70,6 +70,57 @@ def test_equal_values_are_one_cell_in_any_spelling(site):
     assert len(site.calls()) == 1
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "varied", "others", "why"),
+    [
+        (
+            "resnet50",
+            "network.width=0.5,1",
+            ["network.name=lenet", "network.blocks=[]"],
+            "applies to ResNets",
+        ),
+        ("resnet50", "hyperparameters.lars_epsilon=0,1e-6", [], "applies to lars, not to sgd"),
+        ("resnet50", "training.eval_batch_size=4,8", [], "applies after the steps of a study"),
+        ("resnet50", "staging.workers=1,8", [], "applies with --stage"),
+        ("resnet50", "data.simulation.seed=1,2", [], "describes the data set; vary data=DIR,DIR"),
+        (
+            "deepcam",
+            "hyperparameters.opt_max_grad_norm=1,2",
+            ["hyperparameters.opt_name=Adam"],
+            "applies to LAMB",
+        ),
+        ("deepcam", "hyperparameters.scheduler_decay_rate=0.1,0.5", [], "does not apply to cosine_annealing"),
+        (
+            "cosmoflow",
+            "hyperparameters.opt_momentum=0,0.9",
+            ["hyperparameters.opt_name=adam"],
+            "applies to sgd",
+        ),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_not_varied(site, capsys, benchmark, varied, others, why):
+    """Its cells would be equal, and their differences noise."""
+    words = [word for setting in others for word in ("--set", setting)]
+    assert site.study("--vary", varied, *words, "--repeats", "1", benchmark=benchmark) == 2
+    assert (
+        f"--vary {varied.partition('=')[0]} would change nothing in this study: it {why}"
+        in capsys.readouterr().err
+    )
+    assert not site.calls()
+
+
+def test_a_setting_that_some_cells_read_is_varied(site):
+    words = [
+        "--vary",
+        "network.name=resnet50,lenet",
+        "--vary",
+        "network.width=0.5,1",
+        "--set",
+        "network.blocks=[]",
+    ]
+    assert site.study(*words, "--repeats", "1", benchmark="resnet50") == 0
+
+
 def test_cell_names_may_be_long_and_have_any_characters(site):
     words = ["--vary", f"submission.platform={'ü' * 200},[red]x", "--repeats", "1"]
     assert site.study(*words) == 0
