@@ -9,6 +9,10 @@ With ``--collectives``: instead what a barrier, a sum of two numbers, and a gath
 rank cost rank 0 afterwards, whose connections below are threads that answer at once: processor seconds of its
 own thread, and bytes that it sends and receives.
 
+With ``--lose killed`` or ``--lose silent``: after the roll call, the first rank of the last node closes its
+connection, or stops sending heartbeats. Prints the seconds until rank 0 has named it, and until every other
+connection has the news.
+
 Left out: imports, the connections between the ranks of other nodes, and the time that messages take between nodes.
 """
 
@@ -31,7 +35,7 @@ import numpy as np
 from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.connection import LOOPBACK, Secret, encode, introduce
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
-from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.rollcall import BEAT_S, RollCall
 from mlhpc.common.ranks.socket_world import Tree, neighbours
 
 SECRET = Secret("measured", b"m" * 32)
@@ -74,6 +78,8 @@ def rank_0(size: int, local: int, timeout_s: float) -> None:
     cpu_s = time.process_time() - started
     sockets = sum("socket:" in os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir())
     print(json.dumps({"cpu_s": cpu_s, "sockets": sockets, "ranks": len(call.roll)}), flush=True)
+    call.on_loss(lambda loss: print(loss, flush=True))
+    call.start_beating()
     sys.stdin.read()
     os._exit(0)
 
@@ -82,8 +88,9 @@ def hello_of(rank: int, size: int, local: int) -> dict[str, object]:
     return {"size": size, "peer": vars(peer_of(rank, local))}
 
 
-def measure(size: int, nodes: int, timeout_s: float = 600.0) -> dict[str, float]:
-    """What the roll call of ``size`` ranks on ``nodes`` nodes costs rank 0."""
+def measure(size: int, nodes: int, lose: str = "", timeout_s: float = 600.0) -> dict[str, float | str]:
+    """What the roll call of ``size`` ranks on ``nodes`` nodes costs rank 0; with ``lose``, how long the loss of a
+    rank then takes to be named."""
     local = -(-size // nodes)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -106,8 +113,11 @@ def measure(size: int, nodes: int, timeout_s: float = 600.0) -> dict[str, float]
             socks = list(pool.map(connect, direct))
         read_to_the_end(socks, zero)
         cost = json.loads(zero.stdout.readline())
+        lost = news_of_a_loss(socks, lose, zero) if lose else {}
         zero.stdin.close()
     assert cost["ranks"] == size
+    if lose:
+        return lost
     messages, sent = (sum(getattr(sock, name) for sock in socks) for name in ("messages", "bytes_"))
     for sock in socks:
         sock.close()
@@ -137,6 +147,32 @@ def read_to_the_end(socks: Sequence[Counting], zero: subprocess.Popen[str]) -> N
                     done = True
                 elif not key.data.recv(1 << 20):
                     raise SystemExit("rank 0 has closed a connection")
+
+
+def news_of_a_loss(
+    socks: Sequence[Counting], lose: str, zero: subprocess.Popen[str]
+) -> dict[str, float | str]:
+    """The seconds from the loss of the last of ``socks`` until rank 0 has named it, and until the others have been
+    told."""
+    *others, lost = socks
+    started, told = time.monotonic(), -1.0
+    if lose == "killed":
+        lost.close()
+    with selectors.DefaultSelector() as selector:
+        for sock in others:
+            selector.register(sock, selectors.EVENT_READ)
+        next_beat = started
+        while selector.get_map():
+            if time.monotonic() >= next_beat:
+                for key in list(selector.get_map().values()):
+                    key.fileobj.sendall(encode({"beat": True}))
+                next_beat += BEAT_S
+            for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
+                if b'"loss"' in key.fileobj.recv(1 << 20):
+                    told = time.monotonic() - started
+                    selector.unregister(key.fileobj)
+    assert zero.stdout
+    return {"named": zero.stdout.readline().strip(), "told_s": told}
 
 
 def collectives(size: int) -> dict[str, dict[str, float]]:
@@ -190,6 +226,7 @@ if __name__ == "__main__":
     parser.add_argument("--nodes", type=int, help="default: as many as ranks")
     parser.add_argument("--rank-0", type=float, metavar="TIMEOUT_S", help=argparse.SUPPRESS)
     parser.add_argument("--collectives", action="store_true")
+    parser.add_argument("--lose", choices=("killed", "silent"), default="")
     options = parser.parse_args()
     if options.collectives:
         for name, cost in collectives(options.ranks).items():
@@ -198,9 +235,10 @@ if __name__ == "__main__":
     nodes = options.nodes or options.ranks
     if options.rank_0:
         rank_0(options.ranks, -(-options.ranks // nodes), options.rank_0)
-    cost = measure(options.ranks, nodes)
+    cost = measure(options.ranks, nodes, options.lose)
     print(
         " ".join(
-            f"{name}={value:.3f}" if name == "cpu_s" else f"{name}={value}" for name, value in cost.items()
+            f"{name}={value:.3f}" if name.endswith("_s") else f"{name}={value}"
+            for name, value in cost.items()
         )
     )

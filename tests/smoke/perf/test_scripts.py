@@ -49,7 +49,7 @@ SMALLEST = {
     "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
     "resnet50_staging": "--images 200 --rounds 1 --workers 1 --scratch {work}",
     "resnet50_step": "--batch 2 --side 64 --rounds 1 --device cpu",
-    "roll_call": "4",
+    "roll_call": "4 --lose killed",
     "runlog": "100",
     "size": "--json",
     "staging": "--data {work} --files 2 --rounds 1 --workers 1",
