@@ -18,6 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -345,6 +346,14 @@ def _in_another(event: str, events: Iterable[str]) -> bool:
     )
 
 
+def _require_distinct(events: Iterable[str]) -> None:
+    """Raise ValueError if two of ``events``, none of which includes another, count some operations both."""
+    parts = {event: own.groups() for event in events if (own := _TENSOR.fullmatch(event))}
+    for one, other in combinations(parts, 2):
+        if all(a == b or None in (a, b) for a, b in zip(parts[one], parts[other], strict=True)):
+            raise ValueError(f"{one} and {other} count some operations both; collect only one")
+
+
 def _launches(lines: Sequence[str]) -> Iterable[tuple[dict[str, str], dict[str, tuple[str, str]]]]:
     """Each launch in a table of ncu, with the unit and value of each event. A row contains one event, or, with
     ``--page raw``, all events of a launch; then the first row contains their units."""
@@ -364,10 +373,11 @@ def _ncu(lines: Sequence[str]) -> dict[str, Kernel]:
     for launch, listed in _launches(lines):
         values = {event: value for event, value in listed.items() if value[1] not in ("", "n/a")}
         has = launch.get("CC") == "7.0" and not any("ops_path_tensor" in event for event in values)
+        values = {event: value for event, value in values.items() if not _in_another(event, values)}
+        _require_distinct(values)
         for event, (unit, text) in values.items():
             name = "sm__ops_path_tensor_volta.sum" if has and event == _VOLTA else event
-            known = _factor(name, _FLOPS) is not None or _factor(name, _BYTES) is not None
-            if not known or _in_another(event, values):
+            if _factor(name, _FLOPS) is None and _factor(name, _BYTES) is None:
                 continue
             scale, number_ = _UNIT.match(unit), _NUMBER.fullmatch(text)
             if scale is None or number_ is None:

@@ -103,6 +103,14 @@ def test_what_two_events_count_counts_once(tmp_path):
     assert read(tmp_path / "perf.json", 1).kernels == {"": Kernel(407.0, None)}
 
 
+def test_events_that_count_some_operations_both_are_refused(tmp_path):
+    """Neither includes the other, so that no sum of them is the number of operations."""
+    events = [f"sm__ops_path_tensor_src_fp16{part}.sum" for part in ("_dst_fp32", "_sparsity_off")]
+    (tmp_path / "ncu.csv").write_text(f"ID,Kernel Name,{','.join(events)}\n,,,\n0,gemm,1000,900\n")
+    with pytest.raises(UserError, match=r"_dst_fp32.sum and .*_sparsity_off.sum count some operations both"):
+        read(tmp_path / "ncu.csv", None)
+
+
 @pytest.mark.parametrize(
     ("counts", "counted"),
     [
