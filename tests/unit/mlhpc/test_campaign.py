@@ -111,11 +111,16 @@ def test_a_run_aborted_by_a_lost_rank_says_which_rank(site):
     loss = {"rank": 3, "hostname": "n1", "phase": "epoch 2", "reason": "x"}
     loss |= {"t": 1, "event": "lost", "name": "rank"}
     (site.out / "run_01" / "events.rank0.jsonl").write_text(json.dumps(loss) + "\n")
-    (site.out / "run_01" / "result.json").write_text('{"status": "aborted"}')
+    node = {"joules": 500.0, "counters": 1, "source": "Slurm, ipmi", "nodes": 1}
+    (site.out / "run_01" / "result.json").write_text(
+        json.dumps({"status": "aborted", "energy": {"node": node}})
+    )
     site.will(run_01="hangs")
     campaign = site.start("--runs", "2", "--number", "2")
     campaign.communicate(timeout=60)
-    assert site.record()["run_states"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
+    state = site.record()["run_states"][0]
+    assert state["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
+    assert state["joules"] == {}  # of a part of a training
 
 
 def test_a_requeued_campaign_says_so(site, capsys, monkeypatch):

@@ -91,9 +91,12 @@ def test_a_tree_of_another_submitter_is_a_record_per_set(tmp_path: Path, capsys)
     (tmp_path / "Lab/systems").mkdir()
     for n in range(3):
         run = make_run(tmp_path / f"run{n}")
-        (tree / f"result_{n}.txt").write_text((run / "run.log").read_text())
+        first, *others = (run / "run.log").read_text().splitlines(keepends=True)
+        version = json.loads(first.removeprefix(":::MLLOG ")) | {"key": "preset_version", "value": 2}
+        (tree / f"result_{n}.txt").write_text("".join([first, f":::MLLOG {json.dumps(version)}\n", *others]))
     (row,) = added(capsys, tmp_path / "Lab")
     assert row["kind"] == "result set" and row["org"] == "Lab" and row["system"] == "machine"
+    assert row["versions"] == "preset 2"
     result = json.loads((tmp_path / "run0/result.json").read_text())
     assert row["time_to_train_s"] == pytest.approx(result["time_to_train_s"]) and row["epochs"] == 8
 
