@@ -30,13 +30,15 @@ later steps; device bytes are -1 if not counted. The wait includes the time that
 
 @dataclass
 class EpochTimes:
-    """One epoch of one rank. ``steps`` is ``[steps, columns]``; ``checkpoint_s`` is part of ``seconds``."""
+    """One epoch of one rank. ``steps`` is ``[steps, columns]``; ``checkpoint_s`` is part of ``seconds``: for each
+    checkpoint, the time to write it, and then to wait for the ranks that still write theirs."""
 
     epoch: int
     seconds: float = 0.0
     checkpoint_s: float = 0.0
     checkpoint_at: list[int] = field(default_factory=list)  # steps, from 0, before a checkpoint
     checkpoint_step_s: list[float] = field(default_factory=list)
+    checkpoint_wait_s: list[float] = field(default_factory=list)
     steps: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
@@ -55,8 +57,8 @@ def run_steps(
     after_step: Callable[[int], bool] = lambda step: False,
 ) -> EpochTimes:
     """Run ``steps`` steps. ``pipeline`` None: nothing is read. ``world``: the ranks that wait for each other after
-    every step; None: each rank proceeds at its own pace. ``after_step`` may write a checkpoint, and returns
-    whether it did."""
+    every step and checkpoint; None: each rank proceeds at its own pace. ``after_step`` may write a checkpoint, and
+    returns whether one was due."""
     times = EpochTimes(epoch, steps=np.zeros((steps, len(COLUMNS))))
     statistics = [thread.statistics for thread in pipeline.times] if pipeline else []
     calls = read = 0
@@ -87,8 +89,12 @@ def run_steps(
         )  # fmt: skip
         calls, read, device = now_calls, now_read, now_device
         if after_step(step):
+            written = clock()
+            if world:
+                world.barrier()
             times.checkpoint_at.append(step)
-            times.checkpoint_step_s.append(clock() - end)
+            times.checkpoint_step_s.append(written - end)
+            times.checkpoint_wait_s.append(clock() - written)
     times.seconds = clock() - begin
-    times.checkpoint_s = sum(times.checkpoint_step_s)
+    times.checkpoint_s = sum(times.checkpoint_step_s) + sum(times.checkpoint_wait_s)
     return times

@@ -46,11 +46,8 @@ def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
             continue
         starts = epoch.column("start_s")
         after = float(starts[0]) + epoch.seconds if last == len(starts) else float(starts[last])
-        checkpoints = sum(
-            seconds
-            for at, seconds in zip(epoch.checkpoint_at, epoch.checkpoint_step_s, strict=True)
-            if first <= at < last
-        )
+        written = zip(epoch.checkpoint_at, epoch.checkpoint_step_s, epoch.checkpoint_wait_s, strict=True)
+        checkpoints = sum(own_s + wait_s for at, own_s, wait_s in written if first <= at < last)
         sums[0] += after - float(starts[first]) - checkpoints
         for number, name in enumerate(("compute_s", "wait_s", "barrier_s", "oversleep_s"), 1):
             sums[number] += float(epoch.column(name)[first:last].sum())
@@ -61,7 +58,8 @@ def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> floa
     """The utilisation of an epoch of one rank as DLIO computes it (dlio_benchmark, utils/statscounter.py,
     ``compute_metrics_train`` and ``end_train``). Its mean over ranks and then epochs is what MLPerf Storage
     compares with the threshold. Compute time is as measured, including oversleep. An epoch is divided at its
-    checkpoints; each part excludes its first steps, but not their barriers, and is weighted by its steps.
+    checkpoints; each part excludes its first steps, but not their barriers, and is weighted by its steps. The wait
+    for a rank that still writes counts in the next part, as DLIO's loop has it in the next barrier.
     ``less_s``: seconds by which each step is assumed to be shorter. Returns None if the counted steps have no
     compute time."""
     steps = len(epoch.steps)
@@ -72,16 +70,18 @@ def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> floa
     computed = epoch.column("compute_s") + epoch.column("oversleep_s")
     busy = epoch.column("wait_s") + computed
     cuts = [0, *(at + 1 for at in epoch.checkpoint_at), steps]
-    written = [*epoch.checkpoint_step_s, 0.0]
+    written, waited = [*epoch.checkpoint_step_s, 0.0], [0.0, *epoch.checkpoint_wait_s, 0.0]
+    pauses = zip(written, waited[1:], waited[:-1], strict=True)
+    paused = [own_s + wait_s - earlier_s for own_s, wait_s, earlier_s in pauses]
     total = 0.0
-    for begin, end, checkpoint_s in zip(cuts[:-1], cuts[1:], written, strict=True):
+    for begin, end, paused_s in zip(cuts[:-1], cuts[1:], paused, strict=True):
         if begin == end:
             continue
         after = starts[end] if end < steps else starts[0] + epoch.seconds
         first, last = begin + metric.exclude_start_steps, begin + steps - metric.exclude_end_steps
         excluded = float(busy[begin:end][: first - begin].sum() + busy[begin:end][last - begin :].sum())
         inner = computed[begin:end][first - begin : last - begin]
-        running = float(after - starts[begin]) - checkpoint_s - excluded - less_s * len(inner)
+        running = float(after - starts[begin]) - paused_s - excluded - less_s * len(inner)
         counted = float(inner.sum())
         total += (end - begin) * (counted / running if counted and running > 0 else 0.0)
     return 100 * total / steps

@@ -2,17 +2,23 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.waiting import clock
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.definition.fields import Duration
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints
+from mlhpc.iobench.emulate.counters import ProcessIo
 from mlhpc.iobench.emulate.emulation import Settings, emulate
 from mlhpc.iobench.emulate.pipeline import Pipeline
+from mlhpc.iobench.emulate.steps import EpochTimes, run_steps
 
 DATASET = {"format": "npy", "files": 8, "eval_files": 2, "sample_bytes": 3000}
 
@@ -51,3 +57,35 @@ def test_nothing_hides_reading_that_precedes_all_steps(tmp_path, monkeypatch):
     run = emulate(workload, Layout(tmp_path, workload.dataset), checkpoints, Solo(), Settings())
     assert run.reading.reading_s > 0
     assert run.reading.waited_s == pytest.approx(run.reading.reading_s)
+
+
+class _Pair:
+    """The barrier of two ranks that are threads."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(2).wait
+
+
+def test_no_rank_computes_while_another_writes_a_checkpoint():
+    """Its wait would otherwise be one for storage, in the barrier of the next step."""
+    world, written = _Pair(), []
+
+    def rank(number: int) -> EpochTimes:
+        def after_step(step: int) -> bool:
+            if step == 1 and number == 0:
+                time.sleep(0.2)
+                written.append(clock())
+            return step == 1
+
+        computation, random = Duration(mean=0.0), np.random.default_rng(1)
+        return run_steps(0, 4, None, computation, random, world, ProcessIo(), after_step)
+
+    with ThreadPoolExecutor(2) as pool:
+        writer, other = pool.map(rank, (0, 1))
+    assert other.column("start_s")[2] >= written[0]
+    assert other.checkpoint_at == writer.checkpoint_at == [1]
+    for times in (writer, other):
+        paused = times.checkpoint_step_s[0] + times.checkpoint_wait_s[0]
+        assert times.checkpoint_s == pytest.approx(paused)
+        assert paused <= times.column("start_s")[2] - times.column("start_s")[1]
+    assert writer.checkpoint_step_s[0] >= 0.2

@@ -9,18 +9,20 @@ from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shar
 
 
 def epoch(
-    rows: list[tuple[float, float, float, float]], checkpoint: tuple[int, float] | None = None
+    rows: list[tuple[float, float, float, float]], checkpoint: tuple[int, float, float] | None = None
 ) -> EpochTimes:
-    """Steps of (wait, compute, oversleep, barrier), one right after the other."""
+    """Steps of (wait, compute, oversleep, barrier), one right after the other. ``checkpoint``: the step before it,
+    and the seconds to write it and to wait for other ranks."""
     times, at = EpochTimes(0), 100.0
     lines = []
     for number, row in enumerate(rows):
         lines.append((at, *row, 0, 0, 0))
         at += sum(row)
         if checkpoint and checkpoint[0] == number:
-            at += checkpoint[1]
+            at += checkpoint[1] + checkpoint[2]
             times.checkpoint_at.append(number)
             times.checkpoint_step_s.append(checkpoint[1])
+            times.checkpoint_wait_s.append(checkpoint[2])
     times.steps = np.array(lines)
     times.seconds = at - 100.0
     return times
@@ -41,9 +43,10 @@ def test_oversleeping_lowers_the_utilisation():
 
 
 def test_checkpoints_are_not_running_time():
-    plain, with_one = epoch([(1.0, 1.0, 0, 0)] * 4), epoch([(1.0, 1.0, 0, 0)] * 4, checkpoint=(2, 30.0))
-    assert shares([with_one], Metric()) == shares([plain], Metric())
-    first = epoch([(1.0, 1.0, 0, 0)] * 4, checkpoint=(0, 30.0))
+    plain = epoch([(1.0, 1.0, 0, 0)] * 4)
+    for checkpoint in ((2, 30.0, 0.0), (2, 0.0, 30.0), (2, 10.0, 20.0)):
+        assert shares([epoch([(1.0, 1.0, 0, 0)] * 4, checkpoint)], Metric()) == shares([plain], Metric())
+    first = epoch([(1.0, 1.0, 0, 0)] * 4, checkpoint=(0, 30.0, 0.0))
     assert shares([first], Metric()).running_s == pytest.approx(6.0)
 
 
@@ -65,8 +68,10 @@ def as_dlio_counts(epochs, metric):
             now += wait + compute + oversleep + barrier
             if number in times.checkpoint_at:
                 blocks[-1]["end"] = now
-                now += times.checkpoint_step_s[times.checkpoint_at.index(number)]
+                checkpoint = times.checkpoint_at.index(number)
+                now += times.checkpoint_step_s[checkpoint]
                 blocks.append({"start": now, "proc": [], "compute": []})
+                now += times.checkpoint_wait_s[checkpoint]
         blocks[-1]["end"] = now
         begin, end = metric.exclude_start_steps, len(times.steps) - metric.exclude_end_steps
         weighted = 0.0
@@ -81,7 +86,10 @@ def as_dlio_counts(epochs, metric):
 
 
 @pytest.mark.parametrize("metric", [Metric(), Metric(exclude_start_steps=0), Metric(exclude_end_steps=1)])
-@pytest.mark.parametrize("checkpoints", [[None, None], [(2, 30.0), None], [(0, 7.0), (11, 3.0)]])
+@pytest.mark.parametrize(
+    "checkpoints",
+    [[None, None], [(2, 30.0, 0), None], [(0, 7.0, 0), (11, 3.0, 0)], [(4, 1.0, 5.0), (11, 0, 6.0)]],
+)
 def test_the_tools_utilisation_is_dlios(metric, checkpoints):
     rng = np.random.default_rng(3)
     epochs = [epoch(list(map(tuple, rng.exponential(0.5, (12, 4)))), at) for at in checkpoints]
