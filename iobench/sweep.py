@@ -37,7 +37,7 @@ CODECS = {"cosmoflow": {"gzip": "gzip", "none": "plain"}}
 
 @dataclass
 class Point:
-    """One combination of settings. ``rates``: samples/s of each of its runs."""
+    """One combination of settings. ``rates``: samples/s of each of its runs, as in ``rate_of``."""
 
     settings: tuple[str, ...]
     data: Path
@@ -129,11 +129,17 @@ class Sweep:
                 out = self.folder / f"{name}-{position}-{number}"
                 self._io("generate", point, "--workers", "1")
                 self._io("run", point, "--out", str(out), "--ranks", str(self.ranks), "--null-steps", "0")
-                point.rates.append(json.loads((out / "result.json").read_text())["samples_per_s"])
+                point.rates.append(rate_of(json.loads((out / "result.json").read_text())))
 
     def _io(self, command: str, point: Point, *options: str) -> None:
         words = [word for setting in (*self.settings, *point.settings) for word in ("--set", setting)]
         _mlhpc("io", command, self.source, "--data", str(point.data), *words, *options)
+
+
+def rate_of(result: Mapping[str, Any]) -> float:
+    """Samples/s of an emulation, counting the time in which ``reader.load_all`` reads before the first step."""
+    training_s = sum(epoch["seconds"] - epoch["checkpoint_s"] for epoch in result["epochs"])
+    return float(result["samples"] / (result["load_s"] + training_s))
 
 
 def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:

@@ -33,9 +33,14 @@ def stand_ins(monkeypatch):
             out.mkdir(parents=True)
             threads = [word for word in words if word.startswith(("reader.threads=", "loading.workers="))]
             rate = 100.0 * int(threads[-1].partition("=")[2] if threads else 4) - commands.count(words)
-            (out / "result.json").write_text(
-                json.dumps({"samples_per_s": rate, "epochs": [{"samples_per_s": rate}]})
-            )
+            load_s = 9.0 if "reader.load_all=true" in words else 0.0
+            epoch = {"samples_per_s": rate, "seconds": 4.0, "checkpoint_s": 2.0}
+            result = {
+                "samples": 4 * rate,
+                "load_s": load_s,
+                "epochs": [epoch] * (2 if words[0] == "io" else 1),
+            }
+            (out / "result.json").write_text(json.dumps(result))
 
     monkeypatch.setattr(module, "_mlhpc", run)
     return commands
@@ -59,6 +64,13 @@ def test_the_fastest_is_measured_again_beside_its_own(tmp_path, stand_ins):
     # In turns: no combination runs twice before all others have.
     runs = [words[words.index("--out") + 1].rpartition("-")[0] for words in stand_ins if words[1] == "run"]
     assert runs[:3] == runs[3:6] and len(set(runs[:3])) == 3
+
+
+def test_reading_everything_before_the_first_step_takes_time_too(tmp_path, stand_ins):
+    points, again = advise(made(tmp_path, {"reader.load_all": ["false", "true"]}))
+    own, loaded = points
+    assert again is None and own.rate > 300
+    assert loaded.rate == pytest.approx(own.rate * 4 / (4 + 9), rel=0.02)
 
 
 def test_json_is_sweep_json(tmp_path, stand_ins, capsys):
