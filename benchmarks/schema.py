@@ -45,6 +45,21 @@ AFTER_A_STUDY = (
     "emulation.eval_step_s",
 )
 """Settings of evaluations and of later epochs, both of which a study does not reach."""
+EXCHANGE = (
+    "training.bucket_cap_mib",
+    "training.fusion_threshold_mib",
+    "training.cycle_time_ms",
+    "training.hierarchical_allreduce",
+)
+"""Settings of the exchange of gradients between ranks."""
+COMPUTATION = (
+    "training.precision",
+    "training.compile",
+    "training.cuda_graphs",
+    "training.channels_last",
+    "training.cpu_kernels",
+)
+"""Settings of the computation of a step, besides those of the network."""
 
 
 class FrozenModel(BaseModel):
@@ -415,9 +430,10 @@ class Run(FrozenModel):
         """The value of ``training.cuda_graphs``; "off" for benchmarks without that setting."""
         return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
 
-    def unused_in_studies(self, *, staged: bool) -> dict[str, str]:
+    def unused_in_studies(self, ranks: int, *, staged: bool) -> dict[str, str]:
         """The settings (dotted names) that change nothing in a study with these other settings, each with the
-        reason, which begins with a verb. ``staged``: whether the study copies its data set first."""
+        reason, which begins with a verb. ``ranks``: number of ranks; ``staged``: whether the data set is copied
+        first."""
         described = set(type(self.data).model_fields) - {"train_samples"}  # a study may read a part
         unused = {
             "network": self.network.unused(),
@@ -429,7 +445,15 @@ class Run(FrozenModel):
             else dict.fromkeys(type(self.staging).model_fields, "applies with --stage"),
         }
         reasons = {f"{table}.{key}": why for table, keys in unused.items() for key, why in keys.items()}
-        return reasons | dict.fromkeys(AFTER_A_STUDY, "applies after the steps of a study")
+        reasons |= dict.fromkeys(AFTER_A_STUDY, "applies after the steps of a study")
+        if not self.study.earlier_epochs:
+            reasons["loading.cache"] = "applies after the first epoch; add --set study.earlier_epochs=1"
+        if ranks == 1:
+            reasons |= dict.fromkeys(EXCHANGE, "applies to several ranks")
+        if self.emulation.enabled:
+            keys = (*(f"network.{key}" for key in type(self.network).model_fields), *COMPUTATION)
+            reasons |= dict.fromkeys(keys, "applies to computed steps, not to emulated ones")
+        return reasons
 
     def uncapturable(self) -> str:
         """The reason why the run's steps cannot be replayed as CUDA graphs; empty if they can."""

@@ -135,9 +135,8 @@ def _require_effect(sweep: Sweep, cells: Sequence[PlannedCell]) -> None:
     """Raise UserError for a varied setting that no cell uses, because its effect would be noise."""
     for key in sweep.axes:
         setting = ".".join(key.split(".")[:2])
-        reasons = [
-            cell.run.unused_in_studies(staged=cell.stage is not None).get(setting, "") for cell in cells
-        ]
+        unused = (cell.run.unused_in_studies(cell.ranks, staged=cell.stage is not None) for cell in cells)
+        reasons = [reason.get(setting, "") for reason in unused]
         if all(reasons):
             raise UserError(f"--vary {key} would change nothing in this study: it {reasons[0]}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.schema import DdpTraining, Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.pages.html import write
@@ -115,9 +115,11 @@ def _requested(options: argparse.Namespace) -> Run:
     if options.data:  # an epoch is cut to these steps; one with fewer steps is refused
         before = 1 + options.steps  # without the profiler
         settings += ["division=open", f"study.warmup_steps={before}", f"study.steps={options.steps}"]
-    return load(
-        options.benchmark, options.preset or ("closed" if options.device_model else "smoke"), settings
-    )
+    run = load(options.benchmark, options.preset or ("closed" if options.device_model else "smoke"), settings)
+    if run.graphs == "on" or (isinstance(run.training, DdpTraining) and run.training.compile):
+        key = "cuda_graphs" if run.graphs == "on" else "compile"
+        raise UserError(f"profiles are of eager steps, without training.{key}; omit the setting")
+    return run
 
 
 def _local_batch(run: Run, world: World) -> int:

@@ -96,6 +96,9 @@ def test_equal_values_are_one_cell_in_any_spelling(site):
             ["hyperparameters.opt_name=adam"],
             "applies to sgd",
         ),
+        ("deepcam", "training.bucket_cap_mib=1,25", [], "applies to several ranks"),
+        ("deepcam", "loading.cache=true,false", [], "applies after the first epoch; add --set study.earlier"),
+        ("deepcam", "network.width=0.1,0.2", ["emulation.step_s=0.1"], "applies to computed steps"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_not_varied(site, capsys, benchmark, varied, others, why):

@@ -133,3 +133,9 @@ def test_the_page_has_charts_and_parts_that_add_up_to_the_step():
     assert sum(row["of all threads, ms"] for row in rows) == pytest.approx(1e3 * sum(one.parts.values()))
     assert "Operations ran concurrently" in page(one)
     assert "ran concurrently" not in page(shown(4, 1.0)), "nothing overlaps"
+
+
+@pytest.mark.parametrize("key", ["compile=true", "cuda_graphs=on"])
+def test_steps_that_a_run_would_not_take_eagerly_are_not_profiled(capsys, key):
+    assert cli.main(["profile", "deepcam", "--set", f"training.{key}"]) == 2
+    assert f"without training.{key.partition('=')[0]}; omit the setting" in capsys.readouterr().err
