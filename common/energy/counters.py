@@ -15,6 +15,7 @@ from mlhpc.quantities import count, duration_text, si_text
 
 Measured = Literal["accelerators", "processors", "node"]
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
+WIDEST_FIRST = ("node", "accelerators", "processors")
 """Kinds of counters, in display order."""
 Read = Callable[[], float]
 """Joules since an arbitrary time in the past."""
@@ -86,7 +87,7 @@ def mean_usage(usages: Sequence[Usage]) -> Usage:
 
 def widest(by_kind: Mapping[str, float]) -> float | None:
     """The figure of the most comprehensive kind of counter available: node, else accelerators, else processors."""
-    return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)
+    return next((by_kind[kind] for kind in WIDEST_FIRST if kind in by_kind), None)
 
 
 def stood_still(measured: str, joules: float, seconds: float) -> bool:

@@ -12,20 +12,22 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import WIDEST_FIRST
 from mlhpc.common.files.untrusted import read_text
+from mlhpc.common.timing.event_files import event_files
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
-from mlhpc.record.energy import energies_in, whole_joules
+from mlhpc.record.energy import Energy, energies_in, whole_joules
 from mlhpc.record.environment import Environment
 from mlhpc.record.events import read_events
 from mlhpc.record.fields import first_problem
@@ -50,8 +52,8 @@ class Measured:
     """The measurement of one run: ``steps`` steps in ``seconds``, including ``wait_s`` seconds of data wait.
     ``staging_s`` is None if nothing was staged, or if some files were already in place. ``checkpoint_s``: time
     taken to write a checkpoint after the steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``:
-    energy of the whole run divided by all its samples, from the most comprehensive kind of counter; ``busy``:
-    fraction of the run's time in which accelerators computed."""
+    energy of the steps per sample, by kind of counter; ``busy``: fraction of the run's time in which accelerators
+    computed."""
 
     path: Path
     steps: int
@@ -61,7 +63,7 @@ class Measured:
     staging_s: float | None
     environment: Environment | None
     servers: ServerFigures | None = None
-    joules_per_sample: float | None = None
+    joules_per_sample: Mapping[str, float] = field(default_factory=dict)
     checkpoint_s: float | None = None
     busy: float | None = None
 
@@ -120,6 +122,15 @@ class Study:
         """The last part of a setting's dotted name; the whole name if the last parts of two axes are the same."""
         lasts = [other.removesuffix(".name").rpartition(".")[2] for other in (axis, *self.axes)]
         return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
+
+    @property
+    def measured_energy(self) -> str:
+        """The most comprehensive kind of counter that all runs with energy have in common; empty without one."""
+        kinds = [
+            set(run.joules_per_sample) for cell in self.cells for run in cell.runs if run.joules_per_sample
+        ]
+        common = set.intersection(*kinds) if kinds else set()
+        return next((kind for kind in WIDEST_FIRST if kind in common), "")
 
     def values(self, axis: str) -> list[Value]:
         """The values of an axis: numbers in ascending order, other values in the order of the cells."""
@@ -214,19 +225,42 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
     energies = energies_in(notes.get("energy", {}))
-    joules = widest(whole_joules(energies))
+    samples = config.study.steps * config.hyperparameters.global_batch_size
     return Measured(
         run,
         steps=config.study.steps,
-        samples=config.study.steps * config.hyperparameters.global_batch_size,
+        samples=samples,
         seconds=ends["train"]["t"] - (warm or begins["train"])["t"],
         wait_s=waited,
         staging_s=ends["staging"]["seconds"] if copied else None,
         environment=_environment(run),
         checkpoint_s=ends["checkpoint"]["seconds"] if "checkpoint" in ends else None,
-        joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
+        joules_per_sample={kind: joules / samples for kind, joules in _joules(run, energies).items()},
         busy=energies["accelerators"].usage.get("busy") if "accelerators" in energies else None,
     )
+
+
+def _joules(run: Path, energies: Mapping[str, Energy]) -> dict[str, float]:
+    """The energy of the steps after the warm-up, by kind of counter, interpolated between each rank's readings.
+    Without kinds that a rank read fewer than twice in these steps, that Slurm reads (only at the start and end of
+    a run), or for which counters are missing."""
+    kinds = {kind for kind in whole_joules(energies) if "Slurm" not in energies[kind].source}
+    joules = dict.fromkeys(kinds, 0.0)
+    for path in event_files(run).values() if kinds else ():
+        events = read_events(path)
+        starts = [e["t"] for e in events if (e["event"], e["name"]) in (("begin", "train"), ("mark", "warm"))]
+        ends = [e["t"] for e in events if (e["event"], e["name"]) == ("end", "train")]
+        for kind in kinds:
+            readings = [(e["t"], e["joules"]) for e in events if (e["event"], e["name"]) == ("energy", kind)]
+            if not readings:
+                continue  # another rank of the node reads its counters
+            times, counted = zip(*readings, strict=True)
+            begin, end = starts[-1], ends[-1]
+            if sum(begin <= t <= end for t in times) < 2:
+                joules.pop(kind, None)
+            elif kind in joules:
+                joules[kind] += float(np.interp(end, times, counted) - np.interp(begin, times, counted))
+    return {kind: value for kind, value in joules.items() if value}
 
 
 def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.pages.blocks import Cell, Columns, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.quantities import count, digits, four_digits, plain
@@ -86,6 +87,7 @@ def cells_table(study: Study) -> Table:
         "speed-up": lambda cell: number(_speedup(study, cell)[0], digits),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
     }
+    kind = study.measured_energy
     return table(
         "study",
         study.cells,
@@ -100,7 +102,9 @@ def cells_table(study: Study) -> Table:
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": _mean(lambda run: run.staging_s, plain),
             "checkpoint, s": _mean(lambda run: run.checkpoint_s, plain),
-            "J/sample": _mean(lambda run: run.joules_per_sample, plain),
+            f"J/sample, {NAMES[kind]}" if kind else "J/sample": _mean(
+                lambda run: run.joules_per_sample.get(kind), plain
+            ),
             "accelerators busy": _mean(lambda run: run.busy, "{:.0%}".format),
         },
         text_columns=len(study.axes) or 1,

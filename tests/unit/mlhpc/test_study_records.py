@@ -10,6 +10,7 @@ from helpers.study_site import Site
 
 from mlhpc.run_processes import locked
 from mlhpc.submission.report.study import read
+from mlhpc.submission.report.study_page import cells_table
 
 
 @pytest.fixture
@@ -50,22 +51,35 @@ def test_accumulated_batches_are_one_step(site):
     assert run.samples_per_s == pytest.approx(20 * 8 / 2.0) and run.step_s == pytest.approx(0.1)
 
 
-def test_joules_per_sample_are_those_of_the_whole_run_by_the_widest_counters(site):
+def test_joules_per_sample_are_those_of_the_steps(site):
+    """Two ranks read counters every half second; each draws 100 W before the steps and 460 W in them. Slurm's
+    energy of the nodes is that of the whole run."""
     site.takes(run1=[2.0, 0.5])
     assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
     (cell,) = read(site.out).cells
-    assert cell.runs[0].joules_per_sample is None
-    figure = {"joules": 460.0, "counters": 1, "source": "NVML", "nodes": 1, "problems": []}
-    note = {
-        "t": 9.0,
-        "event": "note",
-        "name": "energy",
-        "accelerators": figure,
-        "node": figure | {"joules": 920.0},
-    }
-    with (cell.path / "run-1/events.rank0.jsonl").open("a") as events:
-        events.write(json.dumps(note) + "\n")
-    assert read(site.out).cells[0].runs[0].joules_per_sample == pytest.approx(920 / (23 * 4))
+    assert not cell.runs[0].joules_per_sample
+    file = cell.path / "run-1/events.rank0.jsonl"
+    figure = {"joules": 4000.0, "counters": 2, "source": "NVML", "nodes": 2, "problems": []}
+    node = figure | {"joules": 9000.0, "source": "Slurm, ipmi"}
+    note = {"t": 99.0, "event": "note", "name": "energy", "accelerators": figure, "node": node}
+    times = [n / 2 for n in range(23)]
+    readings = [
+        {"t": t, "event": "energy", "name": "accelerators", "joules": 100 * min(t, 9) + 460 * max(t - 9, 0)}
+        for t in times
+    ]
+
+    def lines(events):
+        return "".join(f"{json.dumps(each)}\n" for each in events)
+
+    events = file.read_text() + lines([*readings, note])
+    file.write_text(events)
+    file.with_name("events.rank1.jsonl").write_text(events)
+    study = read(site.out)
+    assert study.cells[0].runs[0].joules_per_sample == {"accelerators": pytest.approx(2 * 460 * 2 / (20 * 4))}
+    assert "J/sample, accelerators" in cells_table(study).head
+    few = [each for each in readings if not 9.0 <= each["t"] <= 10.5]
+    file.write_text(file.read_text().replace(lines(readings), lines(few)))
+    assert not read(site.out).cells[0].runs[0].joules_per_sample
 
 
 def test_a_run_that_was_moved_to_another_cell_is_not_measured_there(site):
