@@ -169,7 +169,7 @@ def test_a_file_does_not_choose_where_the_users_files_go(tmp_path, monkeypatch, 
     for command in (["generate", path], ["run", path, "--out", "out"]):
         assert main(["io", *command]) == 2
         message = capsys.readouterr().err
-        assert "the workload file proposes" in message and message.count("\n") == 1
+        assert "the workload file names a data location" in message and message.count("\n") == 1
     assert list(home.iterdir()) == []
     assert not (tmp_path / "out").exists() and not (tmp_path / "data").exists()
 
