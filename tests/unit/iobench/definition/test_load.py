@@ -178,7 +178,7 @@ def test_a_file_does_not_choose_who_gets_signed_requests(tmp_path):
     path = write(tmp_path, f"{GOOD}[storage]\nurl = 's3://bucket/x'\nendpoints = 'http://evil:1'\n")
     for given, settings in (("s3://mine/x", ()), ("s3://mine/x", ("storage.region='x'",))):
         with pytest.raises(
-            UserError, match=r"credentials; to accept them, add --set storage.endpoints=http://evil:1"
+            UserError, match=r"credentials. To accept them, add --set storage.endpoints=http://evil:1"
         ):
             data_of(given, load.load(path, settings), 0)
     assert (
