@@ -12,6 +12,6 @@ def require_divisible(network: Network, sample_shape: tuple[int, ...]) -> None:
     *sides, _channels = sample_shape
     if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
         raise UserError(
-            f"sample shape {list(sample_shape)} must have three sides, multiples of "
-            f"{2**network.conv_layers} (for {network.conv_layers} blocks), and the number of channels"
+            f"sample shape {list(sample_shape)} must be three sides, each a multiple of "
+            f"{2**network.conv_layers} (for {network.conv_layers} blocks), followed by the number of channels"
         )

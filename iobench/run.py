@@ -162,13 +162,13 @@ def data_of(given: str | None, workload: Workload, rank: int) -> Root:
     storage = workload.storage
     if not given and "url" in workload.proposed:
         raise UserError(
-            f"the workload file proposes a data location; to accept it, add --data {quote(storage.url)}"
+            f"the workload file names a data location; to accept it, add --data {quote(storage.url)}"
         )
     data = given or storage.url or f"data/io-{workload.name}"
     if "://" in data and "endpoints" in workload.proposed:
         servers = quote(",".join(storage.endpoints))
         raise UserError(
-            "the workload file proposes servers, which would get requests signed with your credentials; to "
+            "the workload file names storage servers; requests to them would be signed with your credentials. To "
             f"accept them, add --set storage.endpoints={servers}"
         )
     return root_of(data, workload.storage, rank)

@@ -50,8 +50,8 @@ def moves_between(sizes: Indices, shards: Shards, before: int, after: int) -> Mo
 
 
 def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indices, Indices]:
-    """The order in which files move, as their indices, and the step, counted from 0, of each file in that order;
-    all arrays are [moves]. Each node must occur equally often in ``senders`` and ``receivers``. The number of
+    """Indices of the moves in the order in which they are made, and the step (from 0) in which each is made. All
+    arrays have shape [moves]. Each node must occur equally often in ``senders`` and ``receivers``. The number of
     steps is less than twice the largest number of files that a node sends."""
     if not len(sizes):
         return np.empty(0, np.int64), np.empty(0, np.int64)

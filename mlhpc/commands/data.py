@@ -68,7 +68,7 @@ def add(commands: Commands) -> None:
     show = add_command(actions, "show", _data_show, "draw a sample as an image")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument(
-        "sample", type=Path, help="a sample file; for resnet50 a data set, many of whose images are shown"
+        "sample", type=Path, help="a sample file or, for resnet50, a data set (many of its images are shown)"
     )
     show.add_out_file(".png", "the picture (default: %(default)s)", default=Path("sample.png"))
     add_json(show)

@@ -97,7 +97,9 @@ class Shards:
             raise UserError(f"{self.name(index)}: {error}") from error
         encoded, label = features.get(ENCODED), features.get(LABEL)
         if not isinstance(encoded, memoryview) or not isinstance(label, list) or len(label) != 1:
-            raise UserError(f"{self.name(index)} lacks {ENCODED} or a single {LABEL}; use ImageNet shards")
+            raise UserError(
+                f"{self.name(index)} must contain {ENCODED} and exactly one {LABEL}; use ImageNet shards"
+            )
         if not 1 <= label[0] <= self.classes:
             raise UserError(f"{self.name(index)}: {LABEL} is {label[0]}, expected 1 to {self.classes}")
         return np.frombuffer(encoded, np.uint8), label[0] - 1

@@ -184,7 +184,7 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
         (["training.framework=jax"], "training.framework 'jax'"),
         ([PYTORCH, "training.device=cuda"], "sees no accelerator here"),
         ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
-        ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
+        ([PYTORCH, "network.conv_layers=6"], "multiple of 64"),
         ([PYTORCH, "training.spatial=[32,1,1]"], "are thinner than a halo"),
         ([PYTORCH, "training.spatial=[2,1,1]", "training.compile=true"], "compile"),
         ([PYTORCH, "training.spatial=[2,1,1]"], "requires a multiple of 2 ranks, not 1"),

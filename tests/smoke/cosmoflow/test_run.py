@@ -187,7 +187,7 @@ def test_the_shard_of_a_single_node_is_the_whole_data_set(tiny_data, tmp_path):
         (lambda d: None, ["data.train_samples=99"], "99 are needed"),
         (lambda d: None, ["hyperparameters.global_batch_size=64"], "cannot fill one step"),
         (lambda d: None, ["data.sample_shape=[64,64,64,4]"], "data.sample_shape"),
-        (lambda d: None, ["data.sample_shape=[33,33,33,4]"], "multiples of 16"),
+        (lambda d: None, ["data.sample_shape=[33,33,33,4]"], "multiple of 16"),
         (lambda d: None, ["network.parameters=5"], "parameters"),
         (lambda d: shutil.rmtree(d), [], "no such"),
         (lambda d: None, ["hyperparameters.opt_base_learning_rate=1e30"], ".tfrecord, "),

@@ -129,7 +129,7 @@ def test_resuming_a_run_of_another_version_names_the_unknown_setting(newer, caps
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (["network.conv_layers=6"], "multiples of 64"),
+        (["network.conv_layers=6"], "multiple of 64"),
         (["training.framework=pytorch", "training.spatial=[32,1,1]"], "are thinner than a halo"),
         (["training.weights=absent.safetensors"], "training.weights=absent.safetensors does not exist"),
     ],

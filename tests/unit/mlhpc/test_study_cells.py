@@ -232,7 +232,7 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
             ["parameter_servers=2", "training.precision=mixed_bfloat16"],
             "require training.precision=float32",
         ),
-        ("cosmoflow", ["network.conv_layers=6"], "multiples of 64"),
+        ("cosmoflow", ["network.conv_layers=6"], "multiple of 64"),
     ],
 )
 def test_settings_that_no_run_supports_are_refused_before_the_first_cell(

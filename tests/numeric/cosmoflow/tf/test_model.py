@@ -302,7 +302,7 @@ def test_initial_weights_have_the_glorot_distribution():
 
 @pytest.mark.parametrize("shape", [(48, 48, 48, 4), (64, 64, 16, 4), (64, 64, 4)])
 def test_a_sample_that_cannot_be_halved_once_per_block_is_a_user_error(shape):
-    with pytest.raises(UserError, match=r"multiples of 32"):
+    with pytest.raises(UserError, match=r"multiple of 32"):
         build_model(Network(), shape)
 
 

@@ -169,7 +169,7 @@ def test_a_file_does_not_choose_where_the_users_files_go(tmp_path, monkeypatch, 
     for command in (["generate", path], ["run", path, "--out", "out"]):
         assert main(["io", *command]) == 2
         message = capsys.readouterr().err
-        assert "the workload file proposes" in message and message.count("\n") == 1
+        assert "the workload file names a data location" in message and message.count("\n") == 1
     assert list(home.iterdir()) == []
     assert not (tmp_path / "out").exists() and not (tmp_path / "data").exists()
 
@@ -178,7 +178,7 @@ def test_a_file_does_not_choose_who_gets_signed_requests(tmp_path):
     path = write(tmp_path, f"{GOOD}[storage]\nurl = 's3://bucket/x'\nendpoints = 'http://evil:1'\n")
     for given, settings in (("s3://mine/x", ()), ("s3://mine/x", ("storage.region='x'",))):
         with pytest.raises(
-            UserError, match=r"credentials; to accept them, add --set storage.endpoints=http://evil:1"
+            UserError, match=r"credentials. To accept them, add --set storage.endpoints=http://evil:1"
         ):
             data_of(given, load.load(path, settings), 0)
     assert (
