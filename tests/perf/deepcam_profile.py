@@ -5,9 +5,8 @@
 
 The whole step of ``mlhpc run deepcam`` (copy to the device, forward, loss, backward, LAMB) on samples in memory:
 no input path counts. For each batch and way (eager, compiled, compiled with CUDA graphs) ``--rounds`` rounds of
-``--steps`` steps, the device waited for at the end of each round alone, the ways in turns; the arithmetic that the
-network asks for (multiplications and additions of convolutions and products, counted by PyTorch on the network
-without values) over that time; the most memory.
+``--steps`` steps, the device waited for at the end of each round alone, the ways in turns; the operations of the
+network as ``mlhpc predict`` counts them over that time; the most memory.
 
 Then one round under PyTorch's profiler: the device's time by kind of kernel, and the share of the step in which
 the device computed. A device that computes less than nine tenths of the time waits for the host, which CUDA graphs
@@ -27,7 +26,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
@@ -38,6 +36,7 @@ from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer
+from mlhpc.perf.networks.deepcam import layers
 
 WAYS = ("eager", "compiled", "graphs")
 KINDS = (
@@ -50,17 +49,6 @@ KINDS = (
     ("elementwise and reductions", r"elementwise|reduce|triton|pool|relu|upsample|nll|softmax|::\w+"),
 )
 """Kind of a kernel by its name, the first that fits: CUDA's, cuDNN's and Triton's, and operators on a CPU."""
-
-
-def flops(batch: int, rows: int, columns: int) -> int:
-    """Floating-point operations of one forward and backward pass."""
-    with torch.device("meta"):
-        model = build_model(Network(), 16)
-        x = torch.empty(batch, 16, rows, columns)
-        y = torch.zeros(batch, rows, columns, dtype=torch.uint8)
-    with FlopCounterMode(display=False) as counter:
-        weighted_cross_entropy(model(x), y).backward()
-    return int(counter.get_total_flops())
 
 
 def our_step(way: str, batch: int, device: torch.device, options: argparse.Namespace) -> Callable[[], object]:
@@ -134,7 +122,7 @@ def kind_of(name: str) -> str:
 
 def measure(batch: int, device: torch.device, options: argparse.Namespace, console: Console) -> None:
     """The table of one batch, and a profile of each way."""
-    work = flops(batch, options.rows, options.columns)
+    work = batch * layers(Network(), (options.rows, options.columns, 16)).training_flops
     table = Table(title=f"batch {batch} of {options.rows} x {options.columns}, {options.precision}, {device}")
     for head in ("way", "ms per step", "samples/s", "of the rounds", "TFLOP/s", "peak GB"):
         table.add_column(head, justify="left" if head == "way" else "right")
