@@ -178,7 +178,7 @@ class Training(FrozenModel):
         return {}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables with settings for a library, which must be set before it starts."""
+        """Environment variables that configure a library and must be set before it is loaded."""
         return {}
 
 

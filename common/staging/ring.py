@@ -1,11 +1,11 @@
-"""Reads each file that every node needs from the shared file system only once; nodes forward files to each other.
+"""Reads each file needed by every node only once from the shared file system; nodes forward files to each other.
 
-Ranks form rings with one rank of each node. The files are divided among the rings, and the files of a ring among
+Ranks form rings with one rank from each node. The files are divided among the rings, and the files of a ring among
 its ranks. A rank sends a file to its successor as soon as the file is complete and verified in its own target,
 whether it was read from the source or received, until the file has reached every node. So every byte is read from
 the source once, and crosses each link at most once. This is the ring algorithm for all-gather (Thakur,
-Rabenseifner and Gropp, IJHPCA 19(1), 2005, "Allgather"). Files are sent by TCP over the network interface on which
-the ranks answered the roll call.
+Rabenseifner and Gropp, IJHPCA 19(1), 2005, "Allgather"). Files are sent over TCP through the network interface
+on which the ranks answered the roll call.
 """
 
 import os

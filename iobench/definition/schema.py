@@ -221,7 +221,7 @@ class Reader(FrozenModel):
 class Train(FrozenModel):
     epochs: Count = 1
     steps: CountOrNone = Field(0, description="maximum total number of steps; 0: all steps of all epochs")
-    epoch_steps: CountOrNone = Field(0, description="maximum steps per epoch; 0: as many as the samples fill")
+    epoch_steps: CountOrNone = Field(0, description="maximum steps per epoch; 0: no limit")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of computation per step")
     barrier: bool = Field(True, description="ranks wait for each other in each step, as in an all-reduce")
 

@@ -98,7 +98,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.batches and options.trace:
         raise UserError("--trace writes the trace of a single batch size; use --batch instead of --batches")
     if options.batches and options.counters:
-        raise UserError("--counters belong to a single batch size; use --batch instead of --batches")
+        raise UserError("--counters applies to a single batch size; use --batch instead of --batches")
     others = {
         "--machine": options.machine,
         "--ranks": options.ranks,

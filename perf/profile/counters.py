@@ -165,14 +165,15 @@ def _tool(first: str, path: Path) -> tuple[str, Callable[[Sequence[str]], dict[s
 
 
 def of_step(counters: Counters, profile: Profile, network: Network, precision: Precision) -> list[Counted]:
-    """The counts of a step: first of all layers, then of each layer whose kernels no other layer calls. A kernel's
-    counts are multiplied by its calls in the profile. Raises UserError if no kernel of the file is in the
-    profile."""
+    """The counts of a step: those of all layers together, followed by those of each layer whose kernels no other
+    layer calls. A kernel's counts are multiplied by its calls in the profile. Raises UserError if no kernel of the
+    file is in the profile."""
     path, kernels = counters.path, counters.kernels
     if counters.steps and "" in kernels:
         if profile.gpu:
             raise UserError(
-                f"{path}: {counters.source} counts work on the host, but {profile.device} computes the step"
+                f"{path}: {counters.source} measures the host, but the step runs on {profile.device}; "
+                "pass counters of that device"
             )
         flops, moved = (None if sum_ is None else sum_ / counters.steps for sum_ in kernels[""])
         return [_all(profile, network, precision, flops, moved)]

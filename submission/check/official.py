@@ -1,7 +1,7 @@
 """The official checkers (mlperf-logging 4.1.68), with their messages converted to findings.
 
-The checkers are called through their Python API, under a guard (``official_guard.py``), because their command
-lines write logs into the working directory and package_checker always exits with status 0. The RCP checker,
+The checkers are called through their Python API, under a guard (``official_guard.py``), because their command-line
+programs write logs to the working directory and package_checker always exits with status 0. The RCP checker,
 package_checker and result_summarizer write ``scaling.json`` into the folders that they read, so these three work
 on a copy.
 """

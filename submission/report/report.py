@@ -124,7 +124,7 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):
-            raise UserError(f"{out} is inside {path}, which is input; choose another --out")
+            raise UserError(f"{out} is inside {path}, one of the input folders; choose another --out")
 
 
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, console: Console) -> None:
