@@ -7,14 +7,12 @@ timed, including data wait, by the clock of rank 0, since ranks train in lockste
 (``common/timing/data_wait.py``).
 """
 
-import contextlib
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,7 +25,7 @@ from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
 from mlhpc.record.energy import energies_in, whole_joules
 from mlhpc.record.environment import Environment
-from mlhpc.record.events import read_events
+from mlhpc.record.events import events_of_rank_0
 from mlhpc.record.fields import first_problem
 from mlhpc.record.series import CellRecord, ServersRecord, Value
 from mlhpc.submission.report.servers import ServerFigures
@@ -153,12 +151,9 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
 
 def described(folder: Path) -> CellRecord:
     """The contents of a cell's ``cell.json``. Raises UserError if the file cannot be read."""
-    try:
-        return CellRecord.read(folder / CELL)
-    except (OSError, ValueError):
-        raise UserError(
-            f"{folder / CELL} cannot be read; move {folder} away, and restart the study"
-        ) from None
+    if record := CellRecord.read_or_none(folder / CELL):
+        return record
+    raise UserError(f"{folder / CELL} cannot be read; move {folder} away, and restart the study")
 
 
 def flat(run: Run) -> dict[str, Value]:
@@ -185,9 +180,7 @@ def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
 def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if SERVERS in settings:
         return _measured_with_servers(run, settings)
-    events: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError):
-        events = read_events(run / "events.rank0.jsonl")
+    events = events_of_rank_0(run)
     begins, ends, notes, timed, marks = (
         {e["name"]: e for e in events if e["event"] == kind}
         for kind in ("begin", "end", "note", "timed", "mark")
@@ -222,7 +215,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         seconds=ends["train"]["t"] - (warm or begins["train"])["t"],
         wait_s=waited,
         staging_s=ends["staging"]["seconds"] if copied else None,
-        environment=_environment(run),
+        environment=Environment.read_or_none(run / "env.json"),
         checkpoint_s=ends["checkpoint"]["seconds"] if "checkpoint" in ends else None,
         joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
         busy=energies["accelerators"].usage.get("busy") if "accelerators" in energies else None,
@@ -247,7 +240,7 @@ def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured
         seconds=record.seconds,
         wait_s=record.wait_s,
         staging_s=None,
-        environment=_environment(run),
+        environment=Environment.read_or_none(run / "env.json"),
         servers=ServerFigures.of(record),
     )
 
@@ -264,12 +257,6 @@ def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value
     if other:
         raise ValueError(f"it was run with {other} {run_with[other]}, not the cell's {settings[other]}")
     return config
-
-
-def _environment(run: Path) -> Environment | None:
-    with contextlib.suppress(OSError, ValueError):
-        return Environment.read(run / "env.json")
-    return None
 
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
