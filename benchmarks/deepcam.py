@@ -117,10 +117,7 @@ class Training(schema.DdpTraining):
     )
 
 
-class Loading(schema.Loading):
-    loader: Literal["threads", "workers", "dali"] = setting(
-        "threads", "threads of this process, PyTorch worker processes, or NVIDIA DALI"
-    )
+class Loading(schema.FeedLoading):
     cache: bool = setting(
         False, "keep the rank's samples in memory, so that only the first epoch reads files"
     )

@@ -158,6 +158,12 @@ def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + key, value
 
 
+def differing(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ between two tables, by dotted name, each with both values (None if missing)."""
+    a, b = dict(dotted(first)), dict(dotted(second))
+    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
+
+
 def toml_value(value: Any) -> str:
     """``value`` as TOML on one line. The TOML and JSON of booleans, numbers, strings and lists are the same."""
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

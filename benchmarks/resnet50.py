@@ -134,10 +134,7 @@ class Staging(schema.Staging):
         return self
 
 
-class Loading(schema.Loading):
-    loader: Literal["threads", "workers", "dali"] = setting(
-        "threads", "threads of this process, PyTorch worker processes, or NVIDIA DALI"
-    )
+class Loading(schema.FeedLoading):
     broken_images: Literal["stop", "skip"] = setting(
         "stop", "skip: replace a damaged image by the next one in training, omit it in evaluation"
     )

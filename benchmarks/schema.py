@@ -333,6 +333,14 @@ class Loading(FrozenModel):
         return self.model_copy(update={"workers": workers})
 
 
+class FeedLoading(Loading):
+    """Settings of samples for PyTorch, which several loaders can read (``common.pytorch.feeds``)."""
+
+    loader: Literal["threads", "workers", "dali"] = setting(
+        "threads", "threads of this process, PyTorch worker processes, or NVIDIA DALI"
+    )
+
+
 class Study(FrozenModel):
     """A run of ``mlhpc study``: it ends after some steps of its first epoch, without an evaluation."""
 

@@ -26,7 +26,7 @@ from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints, require_space
 from mlhpc.iobench.emulate.emulation import Settings, emulate, emulate_null
 from mlhpc.iobench.emulate.plan import require_enough
-from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.formats.formats import FORMATS
 from mlhpc.iobench.formats.mpi_io import require_mpi
 from mlhpc.iobench.report.result import rank_summary, result, write_steps
 from mlhpc.iobench.report.trace import join_parts, write_part
@@ -55,7 +55,7 @@ def run(
     layout = Layout(paths.data, workload.dataset) if workload.dataset and paths.data else None
     on_all_ranks(world, lambda: require_enough(workload, world.size))
     if workload.dataset and layout:
-        kind, dataset = find(workload.dataset.format), workload.dataset
+        kind, dataset = FORMATS[workload.dataset.format], workload.dataset
         on_each_rank(world, kind.load)
         on_each_rank(world, lambda: _require_access(workload, layout, settings, world))
         on_rank0(world, lambda: require_data(dataset, layout.root))

@@ -7,7 +7,6 @@ it is recommended and, if the suite trains the workload, also in ``mlhpc run`` w
 import itertools
 import json
 import statistics
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.pages.blocks import Cell, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.common.ranks.local import GRACE_S, end, program
+from mlhpc.common.ranks.local import output_of, set_words
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
@@ -132,7 +131,7 @@ class Sweep:
                 point.rates.append(rate_of(json.loads((out / "result.json").read_text())))
 
     def _io(self, command: str, point: Point, *options: str) -> None:
-        words = [word for setting in (*self.settings, *point.settings) for word in ("--set", setting)]
+        words = set_words([*self.settings, *point.settings])
         _mlhpc("io", command, self.source, "--data", str(point.data), *words, *options)
 
 
@@ -208,9 +207,7 @@ def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> 
     for number in range(sweep.repeats):
         for name, point in (("own", own), ("recommended", other)):
             out = sweep.folder / f"real-{name}-{number}"
-            words = [
-                word for setting in (*point.settings, "training.max_epochs=1") for word in ("--set", setting)
-            ]
+            words = set_words([*point.settings, "training.max_epochs=1"])
             _mlhpc("run", workload.name, "--preset", preset, "--data", str(point.data), "--evict",
                    "--out", str(out), "--compute", str(workload.train.computation.expected), *words)  # fmt: skip
             (epoch,) = json.loads((out / "result.json").read_text())["epochs"]
@@ -253,13 +250,5 @@ def write(
 
 
 def _mlhpc(*words: str) -> None:
-    """Run a command of the suite in a separate process, which ends, together with its ranks, when the current
-    process ends. Raises UserError with the command's last line if it fails."""
-    process = subprocess.Popen(program(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        _, errors = process.communicate()
-    finally:
-        end([process], GRACE_S)
-    if process.returncode:
-        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
-        raise UserError(f"mlhpc {' '.join(words[:3])}: {lines[-1].removeprefix('mlhpc: ')}")
+    """Run a command of the suite. Raises UserError if it fails."""
+    output_of(words, f"mlhpc {' '.join(words[:3])}")

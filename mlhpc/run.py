@@ -218,14 +218,12 @@ def seed_of(folder: Path, run: Run) -> int:
     """The seed of the run in ``folder`` that ``run`` resumes or, with more epochs, extends. Raises UserError,
     naming the settings, if any other setting differs."""
     saved, saved_run = saved_in(folder)
-    before, now = (
-        dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
-    )
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    if now["training.max_epochs"] > before["training.max_epochs"]:
-        differing.remove("training.max_epochs")  # more epochs extend a run
+    before, now = (each.model_dump(mode="json", exclude={"division"}) for each in (saved_run, run))
+    differing = load.differing(before, now)
+    if run.training.max_epochs > saved_run.training.max_epochs:
+        del differing["training.max_epochs"]  # more epochs extend a run
     if differing:
-        changes = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differing[:3]]
+        changes = [f"{key} was {was}, now {value}" for key, (was, value) in differing.items()][:3]
         changes += [f"and {len(differing) - 3} more"] if len(differing) > 3 else []
         raise UserError(
             f"{folder} was run with different settings: {'; '.join(changes)}; "

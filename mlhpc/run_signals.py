@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlhpc.common.ranks.environment import identify
-from mlhpc.common.ranks.local import TERMINATING
+from mlhpc.common.ranks.local import TERMINATING, handling, interrupting
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import Terminated, say_at_once
 
@@ -26,12 +26,8 @@ def exit_on_sigterm() -> Iterator[None]:
             say_at_once(reason(number))
         os._exit(128 + number)
 
-    before = [signal.signal(number, leave) for number in TERMINATING]
-    try:
+    with handling(TERMINATING, leave):
         yield
-    finally:
-        for number, handler in zip(TERMINATING, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -44,9 +40,6 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     does, and exit from a thread, because the signal may have interrupted a message to rank 0.
     """
     received: list[int] = []
-    # A process started with Ctrl-C ignored, such as a script's background process, continues to ignore it.
-    ctrl_c = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
-    numbers = [*TERMINATING, *ctrl_c]
 
     def leave(number: int) -> None:
         world.fail(reason(number))
@@ -63,16 +56,13 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
         else:
             raise _exception(number, out)
 
-    before = [signal.signal(number, handle) for number in numbers]
-    try:
-        yield
-    except BaseException as error:
-        if received:  # a framework may have converted the exception
-            raise _exception(received[0], out) from error
-        raise
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    with handling(interrupting(), handle):
+        try:
+            yield
+        except BaseException as error:
+            if received:  # a framework may have converted the exception
+                raise _exception(received[0], out) from error
+            raise
 
 
 def reason(number: int) -> str:

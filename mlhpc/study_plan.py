@@ -18,6 +18,7 @@ from mlhpc.benchmarks.toml_lines import parse_value
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
+from mlhpc.common.ranks.local import set_words
 from mlhpc.emulated_step import refuse, require_supported
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.quantities import count
@@ -204,8 +205,7 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
         places[UPDATES] = chosen.get(UPDATES, KINDS_OF_UPDATES[0]) if chosen[SERVERS] else KINDS_OF_UPDATES[0]
     facts = {**places, **flat(run)}
     arguments = [*([] if SERVERS in facts else [sweep.benchmark]), "--preset", sweep.preset]
-    for setting in settings:
-        arguments += ["--set", setting]
+    arguments += set_words(settings)
     if SERVERS in facts:
         arguments += ["--workers", str(ranks), "--servers", str(facts[SERVERS])]
         arguments += ["--asynchronous"] if facts[UPDATES] == "asynchronous" else []

@@ -36,7 +36,7 @@ from mlhpc.perf.calibration import (
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.parts import Parts, of_sets, parts
-from mlhpc.perf.published import Published, published, read
+from mlhpc.perf.published import USES, Published, published, read
 from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
 from mlhpc.quantities import digits, four_digits
 
@@ -276,12 +276,7 @@ def show(compared: Sequence[Compared]) -> None:
 def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
     """The summary for each ``use`` of the sets. If some are ``fit``, also for predictions from other rounds and
     from other accelerators, which show what to expect for a system that is not among the sets."""
-    uses = {
-        "fit": "fit",
-        "test": "test",
-        "seen": "seen",
-        "blind": "blind, committed before the result was read",
-    }
+    uses = {use: use for use in USES} | {"blind": "blind, committed before the result was read"}
     found = {name: summaries([c for c in compared if c.row.use == use]) for use, name in uses.items()}
     rows = [c.row for c in compared]
     if any(row.use == "fit" for row in rows):

@@ -41,6 +41,16 @@ class ReferenceRuns:
         """Mean epochs, without the fastest and the slowest run (rcp_checker)."""
         return statistics.fmean(self.epochs[1:-1])
 
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the epochs."""
+        return statistics.pstdev(self.epochs)
+
+    @property
+    def counted(self) -> int:
+        """The number of runs that a test uses as sample size."""
+        return len(self.epochs) - 2
+
 
 @dataclass(frozen=True)
 class Spread:

@@ -25,6 +25,7 @@ further keys that depend on the kind of event:
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,13 @@ def read_events(path: Path) -> list[dict[str, Any]]:
                 break
             events.append(event)
     return events
+
+
+def events_of_rank_0(run: Path) -> list[dict[str, Any]]:
+    """The events of rank 0 of the run in the folder ``run``; empty if they cannot be read."""
+    with suppress(OSError):
+        return read_events(run / "events.rank0.jsonl")
+    return []
 
 
 class Event(BaseModel):

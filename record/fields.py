@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -43,6 +44,13 @@ class Fields(BaseModel):
             return cls.model_validate(read_object(path, os.O_NOFOLLOW))
         except json.JSONDecodeError as error:
             raise ValueError(f"Invalid JSON: {error}") from None
+
+    @classmethod
+    def read_or_none(cls, path: Path) -> Self | None:
+        """As ``read``, but None if the file cannot be read."""
+        with suppress(OSError, ValueError):
+            return cls.read(path)
+        return None
 
     def write(self, path: Path) -> None:
         """Write all keys that were set, including those set to None, to the file ``path``. Raises UserError if

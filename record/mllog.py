@@ -139,7 +139,14 @@ class Log:
     @property
     def epochs(self) -> tuple[Interval, ...]:
         """The run's intervals from epoch_start to epoch_stop, in the order of the file."""
-        return tuple(self._intervals("epoch_start", "epoch_stop"))
+        found, start = [], None
+        for record in self.records:
+            if record.key == "epoch_start":
+                start = record
+            elif record.key == "epoch_stop" and start:
+                found.append(Interval(start.time_ms, record.time_ms))
+                start = None
+        return tuple(found)
 
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
@@ -184,15 +191,6 @@ class Log:
                     starts, stops = [], []
         if stops:  # a start without a stop: the interval ends at the last stop
             yield Interval(min(starts), max(stops))
-
-    def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
-        start: Record | None = None
-        for record in self.records:
-            if record.key == start_key:
-                start = record
-            elif record.key == stop_key and start:
-                yield Interval(start.time_ms, record.time_ms)
-                start = None
 
 
 LARGEST = 256 * 2**20

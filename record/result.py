@@ -217,9 +217,5 @@ class Result(Fields):
 def energies_of(log: Path) -> dict[str, Energy]:
     """The energies of the run with the log ``log``; empty if the run was not made by this suite or has no
     energies."""
-    if log.name != "run.log":
-        return {}
-    try:
-        return in_order(Result.read(log.with_name("result.json")).energy)
-    except (OSError, ValueError):
-        return {}
+    result = Result.read_or_none(log.with_name("result.json")) if log.name == "run.log" else None
+    return in_order(result.energy) if result else {}

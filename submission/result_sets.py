@@ -6,7 +6,6 @@ a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``
 A campaign is a folder of run folders. Nothing is written, and no file content causes an error.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -264,7 +263,6 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
 def _campaign(folder: Path) -> tuple[Metric, int | None]:
     """The metric and T in campaign.json. Without this file, the metric follows from the folder's name, and T is
     None."""
-    with contextlib.suppress(OSError, ValueError):
-        campaign = CampaignRecord.read(folder / "campaign.json")
+    if campaign := CampaignRecord.read_or_none(folder / "campaign.json"):
         return campaign.metric, campaign.score.T
     return "weak" if folder.absolute().name == "weak" else "strong", None

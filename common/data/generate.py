@@ -212,12 +212,8 @@ def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: i
     Raises what ``work`` raises.
     """
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        try:
-            for _ in pool.map(work, tasks):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for _ in pool.map(work, tasks):  # its end cancels the tasks that have not started
+            pass
 
 
 def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], object]) -> None:

@@ -37,7 +37,7 @@ class FileSystem:
 
 def filesystem_of(path: Path) -> FileSystem:
     """The file system of ``path``, which need not exist yet. Raises OSError."""
-    existing = _nearest_existing(path)
+    existing = nearest_existing(path)
     mount_point, kind, _ = _mount(existing.resolve())
     is_ram = kind in RAM_TYPES
     status = os.statvfs(existing)
@@ -54,13 +54,14 @@ def flock_reaches_other_nodes(path: Path) -> bool:
     On NFS, they do not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong
     to one node.
     """
-    _, kind, options = _mount(_nearest_existing(path).resolve())
+    _, kind, options = _mount(nearest_existing(path).resolve())
     if kind == "lustre":
         return "flock" in options
     return not {"localflock", "local_lock=flock", "local_lock=all"} & options
 
 
-def _nearest_existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
+    """``path``, or the deepest folder above it that exists."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -113,20 +114,30 @@ def _memory_left(root: Path = Path("/")) -> list[int]:
     available = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if available:
         left.append(int(available[1]) * 1024)
-    groups = os.fsdecode((root / "proc/self/cgroup").read_bytes())
-    for pattern, mounted, limit, used in _MEMORY_GROUPS:
-        own = re.search(pattern, groups, re.MULTILINE)
-        group = root / mounted / (own[1] if own else "")
-        for each in (group, *group.parents):
-            # A group without a limit has the word "max" in version 2, and about 2**63 in version 1.
-            with suppress(OSError, ValueError, KeyError):
-                statistics = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
-                # The page cache of files on disk is reclaimed before an allocation fails.
-                kinds = ("active_file", "inactive_file")  # version 1 has separate totals with subgroups
-                cache = sum(int(statistics.get(f"total_{kind}", statistics[kind])) for kind in kinds)
-                taken = int((each / used).read_text()) - cache
-                left.append(max(0, int((each / limit).read_text()) - taken))
+    for group, limit, used in memory_groups(root):
+        # A group without a limit has the word "max" in version 2, and about 2**63 in version 1.
+        with suppress(OSError, ValueError, KeyError):
+            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # The page cache of files on disk is reclaimed before an allocation fails.
+            kinds = ("active_file", "inactive_file")  # version 1 has separate totals with subgroups
+            cache = sum(int(statistics.get(f"total_{kind}", statistics[kind])) for kind in kinds)
+            taken = int((group / used).read_text()) - cache
+            left.append(max(0, int((group / limit).read_text()) - taken))
     return left
+
+
+def memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """The folders of this process's memory control group and of all groups above it, each with the names of its
+    files that contain its limit and its usage in bytes."""
+    try:
+        groups = os.fsdecode((root / "proc/self/cgroup").read_bytes())
+    except OSError:
+        return
+    for pattern, mounted, limit, used in _MEMORY_GROUPS:
+        for name in re.findall(pattern, groups, re.MULTILINE):
+            # Inside a container its own group is at the top, but /proc may show the group's name outside.
+            group = root / mounted / name
+            yield from ((each, limit, used) for each in (group, *group.parents))
 
 
 def require_new(path: Path) -> None:

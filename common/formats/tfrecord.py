@@ -56,8 +56,8 @@ def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") ->
     framed = bytearray()
     for record in records:
         length = struct.pack("<Q", len(record))
-        framed += length + masked(crc32c.extend(0, length)) + record
-        framed += masked(crc32c.extend(0, record))
+        framed += length + checksum(length) + record
+        framed += checksum(record)
     return compress(framed, packer) if gzip else framed
 
 
@@ -86,7 +86,7 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     length, crc = struct.pack("<Q", sum(map(len, pieces))), 0
     for piece in pieces:
         crc = crc32c.extend(crc, piece)
-    framed = [length + masked(crc32c.extend(0, length)), *pieces, masked(crc)]
+    framed = [length + checksum(length), *pieces, masked(crc)]
     written = os.writev(fd, framed)
     if written < sum(map(len, framed)):
         atomic.write_all(fd, memoryview(b"".join(framed))[written:])
@@ -116,7 +116,7 @@ def read_records(
                 raise UserError(f"{where}not a TFRecord file ({len(data)} bytes); {REMEDY}")
             raise UserError(f"{where}truncated at byte {len(data)} in header of record {number}; {REMEDY}")
         header = bytes(data[at : at + 8])
-        if masked(crc32c.extend(0, header)) != data[at + 8 : at + 12]:
+        if checksum(header) != data[at + 8 : at + 12]:
             if not number:
                 kind = _kind(bytes(data[:16]))
                 why = f", but {kind}" if kind else " (wrong checksum of the first length)"
@@ -128,7 +128,7 @@ def read_records(
         if at > len(data):
             raise UserError(f"{where}truncated at byte {len(data)} of {at} in record {number}; {REMEDY}")
         record = data[start : at - 4]
-        if masked(crc32c.extend(0, record)) != data[at - 4 : at]:
+        if checksum(record) != data[at - 4 : at]:
             raise UserError(f"{where}wrong checksum of record {number} at byte {start}; {REMEDY}")
         yield record
         number += 1
@@ -208,8 +208,13 @@ def _opened(path: Path) -> BinaryIO:
         return path.open("rb", buffering=0)
 
 
+def checksum(data: bytes | memoryview | npt.NDArray[np.uint8]) -> bytes:
+    """The CRC-32C of ``data``, [n], masked as it is stored."""
+    return masked(crc32c.extend(0, data))
+
+
 def masked(crc: int) -> bytes:
-    """A CRC-32C, masked as it is stored."""
+    """A CRC-32C, masked as it is stored (tensorflow/core/lib/hash/crc32c.h)."""
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 

@@ -5,22 +5,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
 
-from mlhpc.common.data import loader
+from mlhpc.benchmarks.schema import FeedLoading
 from mlhpc.common.data.loader import Feed, by_threads
 from mlhpc.common.data.prefetch import reader_threads
 from mlhpc.common.pytorch import dali, workers
 from mlhpc.common.pytorch.buffers import Buffers
 from mlhpc.common.pytorch.loading import as_array, dtype_of
-
-
-class Loading(loader.Loading, Protocol):
-    """The settings under ``loading``."""
-
-    @property
-    def loader(self) -> str:
-        """The name of the loader, such as ``threads`` or ``dali``."""
 
 
 def prepare(name: str, module: str) -> None:
@@ -34,7 +25,7 @@ def prepare(name: str, module: str) -> None:
 
 
 def feed_of(
-    loading: Loading,
+    loading: FeedLoading,
     device: str,
     ranks_on_node: int,
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,

@@ -17,6 +17,30 @@ def on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not stands_in(tensor)
 
 
+class GroupOptimizer(torch.optim.Optimizer):
+    """The base class of optimizers that update each group of parameters with operations on lists. They never wait
+    for a GPU: with a GradScaler, they unscale gradients and skip steps with non-finite ones on the device."""
+
+    _step_supports_amp_scaling = True  # so GradScaler leaves grad_scale and found_inf to it
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters once; returns the loss if there is a ``closure``."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self.step_group(group, weights, [weight.grad for weight in weights])
+        return loss
+
+    def step_group(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Update ``weights``, those in ``group`` that have ``gradients``."""
+        raise NotImplementedError
+
+
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
     """Divide ``gradients``, of any shapes, by the loss scale that a GradScaler has set on ``optimizer``. Returns
     the scaler's ``found_inf``, a scalar; None without a scaler."""

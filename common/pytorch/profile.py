@@ -20,6 +20,7 @@ from torch.profiler import profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mlhpc.benchmarks.schema import DdpTraining
 from mlhpc.common.kernels.operators import StandIn
 from mlhpc.common.pytorch.devices import (
     RUNTIME_CALLS,
@@ -29,7 +30,7 @@ from mlhpc.common.pytorch.devices import (
     peak_memory,
     wait_for,
 )
-from mlhpc.common.pytorch.step import Settings, make_scaler, make_train_step, set_rate, wrap_ddp
+from mlhpc.common.pytorch.step import make_scaler, make_train_step, set_rate, wrap_ddp
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import (
     Exchange,
@@ -51,7 +52,7 @@ _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy")
 
 
 def profile_training(
-    training: Settings,
+    training: DdpTraining,
     model: nn.Module,
     modules: Sequence[str],
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

@@ -4,7 +4,7 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.schema import DdpTraining, Run
 from mlhpc.common.host.compiler import require_compiler
 from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.common.pytorch.devices import (
@@ -38,21 +38,6 @@ Step = Callable[[Tensor, Tensor], Measured]
 """A step on fields or images [b, channels, H, W] and their labels."""
 State = tuple[nn.Module, torch.optim.Optimizer, GradScaler, World]
 Captured = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
-
-
-class Settings(Protocol):
-    """The settings of a run's steps (``training`` in the TOML files)."""
-
-    @property
-    def precision(self) -> str: ...
-    @property
-    def eval_batch_size(self) -> int: ...
-    @property
-    def channels_last(self) -> bool: ...
-    @property
-    def compile(self) -> bool: ...
-    @property
-    def bucket_cap_mib(self) -> float | None: ...
 
 
 class Steps(NamedTuple, Generic[Measured]):
@@ -130,7 +115,7 @@ def _average(gradients: Tensor) -> torch.futures.Future[Tensor]:
 
 def make_steps(
     state: State,
-    training: Settings,
+    training: DdpTraining,
     *,
     loss_of: Callable[[Tensor, Tensor], Tensor],
     measure: Callable[[Tensor, Tensor], Measured],

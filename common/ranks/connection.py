@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from mlhpc.common.files.untrusted import parse_json
 from mlhpc.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -87,13 +88,7 @@ class Connection:
         *lines, self._partial = (self._partial + data).split(b"\n")
         if any(len(line) > self.max_message for line in (*lines, self._partial)):
             raise ValueError(f"a message of more than {self.max_message} bytes")
-        try:
-            messages = [json.loads(line) for line in lines]
-        except RecursionError as error:
-            raise ValueError("a message too deeply nested") from error
-        if not all(isinstance(message, dict) for message in messages):
-            raise ValueError("not a valid message")
-        return messages
+        return [_message(line) for line in lines]
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """The next message, which must be complete within ``timeout_s`` seconds. Raises like ``receive``."""
@@ -130,10 +125,6 @@ class Secret:
     launch: str
     key: bytes
     kind: Kind = "MLHPC_TOKEN"
-
-    def fresh(self) -> "Secret":
-        """This secret itself, since it does not change during a launch."""
-        return self
 
     def prove(self, words: bytes) -> str:
         """The HMAC (RFC 2104) of ``words`` under the shared key."""
@@ -190,10 +181,6 @@ class Munge:
             return munge if munge.prove(b"") else None
         except OSError:
             return None
-
-    def fresh(self) -> "Munge":
-        """This object itself, since the daemon issues a new credential for each proof."""
-        return self
 
     def prove(self, words: bytes) -> str:
         """A credential of this user for ``words``; empty if the daemon does not answer."""
@@ -254,11 +241,15 @@ def _line(sock: socket.socket, deadline: float) -> dict[str, Any]:
         if not (byte := sock.recv(1)):
             raise EOFError("the connection was closed")
         line += byte
-    try:
-        message = json.loads(line)
-        return {str(key): value for key, value in message.items()}
-    except (AttributeError, RecursionError) as error:
-        raise ValueError("not a valid message") from error
+    return _message(line)
+
+
+def _message(line: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object in ``line``. Raises ValueError."""
+    message = parse_json(line.decode())
+    if not isinstance(message, dict):
+        raise ValueError("not a valid message")
+    return message
 
 
 class _Stranger:
@@ -288,12 +279,9 @@ class _Stranger:
             raise ValueError("too long")
         if not end:
             raise TimeoutError
-        try:
-            message = json.loads(line)
-            nonce, said = str(message["nonce"]), str(message["hello"])
-            hello = json.loads(said)
-        except RecursionError as error:
-            raise ValueError("too deeply nested") from error
+        message = _message(line)
+        nonce, said = str(message["nonce"]), str(message["hello"])
+        hello = parse_json(said)
         if not proof.proves(
             str(message["proof"]), _words(proof, "rank", port, self.challenge, nonce, said)
         ) or not isinstance(hello, dict):

@@ -146,14 +146,14 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
     facts: dict[str, Any] = {}
     slots = _slots(roll_call.roll)
     if info.rank == 0:
-        address = roll_call.my_address()
+        address = roll_call.address
         if ":" in address:
             raise UserError(
                 f"Horovod needs IPv4, but rank 0 is at {address}; set MLHPC_LEADER to an IPv4 address"
             )
         facts = {"address": address, "port": _serve_rendezvous(address, slots)}
     facts = roll_call.broadcast(facts)
-    address = roll_call.my_address()
+    address = roll_call.address
     slot = slots[info.rank]
     # Gloo's own timeout of 30 s would expire before the roll call has identified the silent rank.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
@@ -219,8 +219,9 @@ def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> Roll
     if info.rank == 0:
         local = info.local_size == info.size
         listener = socket.create_server((LOOPBACK if local else "", 0), backlog=1024)
-        addresses = [a.address for of_interface in psutil.net_if_addrs().values() for a in of_interface]
-        ipv4 = sorted((a for a in addresses if _is_ipv4(a)), key=lambda a: a.startswith("127."))
+        addresses = [a for of_interface in psutil.net_if_addrs().values() for a in of_interface]
+        ipv4 = [a.address for a in addresses if a.family == socket.AF_INET]
+        ipv4.sort(key=lambda address: address.startswith("127."))
         rendezvous = {
             "hosts": [LOOPBACK] if local else ipv4,
             "port": listener.getsockname()[1],
@@ -230,11 +231,3 @@ def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> Roll
     proof = Secret("horovod", rendezvous["token"].encode(), "a broadcast")
     meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), proof)
     return RollCall.call(this_peer(info, port), info.size, meeting, listener=listener, timeout_s=timeout_s)
-
-
-def _is_ipv4(address: str) -> bool:
-    try:
-        socket.inet_pton(socket.AF_INET, address)
-    except OSError:
-        return False
-    return True

@@ -184,7 +184,7 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, p
         node = me.hostname if info.node is None else info.node
         rendezvous = Rendezvous(hosts, info.ports, proof, ports_of(f"{info.token} {node}") if apart else ())
         roll_call = RollCall.call(me, info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
-        address = "" if local else roll_call.my_address()
+        address = "" if local else roll_call.address
         if info.rank == 0 and not is_loopback(address) and not env.get(QUIET):
             with suppress(UserError):  # no interface has the address, as behind network address translation
                 say_at_once(f"{info.size:,} ranks meet at {address} ({interface_of(address)})")

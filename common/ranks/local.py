@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import IO, AnyStr
 
@@ -39,6 +40,30 @@ def program(words: Sequence[str], module: str = "mlhpc") -> list[str]:
     current folder is kept off Python's module path (``-P``), since a clone named ``mlhpc`` in that folder would be
     imported instead of the package."""
     return [sys.executable, "-P", "-m", module, *words]
+
+
+def set_words(settings: Iterable[str]) -> list[str]:
+    """The words of a command line that change these ``settings`` (KEY=VALUE)."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def output_of(
+    words: Sequence[str], name: str, accepted: Sequence[int] = (0,), folder: Path | None = None
+) -> str:
+    """What a command of the suite prints on standard output. It runs in a separate process (in ``folder``, if
+    given), which ends, together with its ranks, when the current process ends. Raises UserError with ``name`` and
+    the command's last line if its exit status is not ``accepted``."""
+    process = subprocess.Popen(
+        program(words), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        output, errors = process.communicate()
+    finally:
+        end([process], GRACE_S)
+    if process.returncode not in accepted:
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
+        raise UserError(f"{name}: {lines[-1].removeprefix('mlhpc: ')}")
+    return output
 
 
 def run_local(
@@ -216,27 +241,39 @@ class SignalInterrupt(KeyboardInterrupt):
         self.number = number
 
 
+def interrupting() -> tuple[signal.Signals, ...]:
+    """The signals that interrupt a program: those of ``TERMINATING`` and SIGINT. A process that was started with
+    Ctrl-C ignored, as in the background of a script, keeps ignoring it."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return TERMINATING if ignored else (*TERMINATING, signal.SIGINT)
+
+
+@contextmanager
+def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Context manager: ``handler`` handles the signals ``numbers`` in the block."""
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
+
+
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
     """Make terminating signals, which a batch system or ``timeout`` sends, raise KeyboardInterrupt as Ctrl-C does,
     since the processes started here must not outlive this one. Only the first signal has an effect, so that
     clean-up can finish: a launcher may send several signals, and terminates its ranks after Ctrl-C, which they
     also receive."""
-    # A process that was started with Ctrl-C ignored, as in the background of a script, keeps ignoring it.
-    ctrl_c = () if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else (signal.SIGINT,)
-    numbers = (*TERMINATING, *ctrl_c)
+    numbers = interrupting()
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         for number in numbers:
             signal.signal(number, lambda *_: None)
         raise SignalInterrupt(signum)
 
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
+    with handling(numbers, interrupt):
         yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:

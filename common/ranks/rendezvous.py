@@ -301,7 +301,8 @@ def _find_above(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -
     hello = {"size": size, "peer": asdict(me)}
     for host, port in _addresses_repeatedly(me, rendezvous, started + NODE_SHARE * timeout_s):
         try:
-            proof = rendezvous.proof.fresh()
+            shared = rendezvous.proof
+            proof = shared.fresh() if isinstance(shared, SecretFile) else shared
             return _greet(host, port, hello, proof), proof
         except (OSError, EOFError, ValueError, KeyError) as error:
             last = str(error) or type(error).__name__

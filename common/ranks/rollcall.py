@@ -65,7 +65,8 @@ class RollCall:
         self.roll = met.roll
         self.proof = met.proof  # for other connections of this launch
         self._above = met.above
-        self._address = met.address
+        self.address = met.address
+        """The IP address at which other nodes reach this rank's node; loopback if all ranks are on one node."""
         self._connections = met.connections
         self._phases = dict.fromkeys((me.rank, *met.connections), "start")
         self._missed: dict[int, int] = {}  # consecutive missed beats, by rank
@@ -112,10 +113,6 @@ class RollCall:
             return self._facts.get()
         self._send_all(facts=facts)
         return facts
-
-    def my_address(self) -> str:
-        """The IP address at which other nodes reach this rank's node; loopback if all ranks are on one node."""
-        return self._address
 
     def enter(self, phase: str) -> None:
         """Report what this rank is doing now."""

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.ranks import wire
-from mlhpc.common.ranks.connection import Proof, listen_on
+from mlhpc.common.ranks.connection import listen_on
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.links import accept, connect, receive_exactly
 from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.common.ranks.rollcall import RollCall
-from mlhpc.common.ranks.world import Loss
+from mlhpc.common.ranks.world import Loss, World
 from mlhpc.errors import UserError
 
 T = TypeVar("T")
@@ -201,11 +201,10 @@ def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
         head, end = (head + 1, middle) if rank < middle else (middle, end)
 
 
-@dataclass(frozen=True)
-class SocketWorld:
+@dataclass(frozen=True, kw_only=True)
+class SocketWorld(World):
     """A ``World`` without a framework, and the base class of the worlds of frameworks."""
 
-    info: RankInfo
     roll_call: RollCall
     tree: Tree
 
@@ -216,46 +215,23 @@ class SocketWorld:
     def of(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
         """The world of ranks that answered the roll call and are connected in a tree. Called by all of these
         ranks."""
-        world = cls(with_node_index(info, roll_call.roll), roll_call, tree)
+        info = with_node_index(info, roll_call.roll)
+        world = cls(
+            launcher=info.launcher,
+            rank=info.rank,
+            size=info.size,
+            local_rank=info.local_rank,
+            local_size=info.local_size,
+            node=info.node or 0,
+            nodes=info.nodes or 1,
+            address=roll_call.address,
+            proof=roll_call.proof,
+            roll_call=roll_call,
+            tree=tree,
+        )
         world.barrier()
         roll_call.start_beating()
         return world
-
-    @property
-    def rank(self) -> int:
-        return self.info.rank
-
-    @property
-    def size(self) -> int:
-        return self.info.size
-
-    @property
-    def local_rank(self) -> int:
-        return self.info.local_rank
-
-    @property
-    def local_size(self) -> int:
-        return self.info.local_size
-
-    @property
-    def node(self) -> int:
-        return self.info.node or 0
-
-    @property
-    def nodes(self) -> int:
-        return self.info.nodes or 1
-
-    @property
-    def launcher(self) -> str:
-        return self.info.launcher
-
-    @property
-    def proof(self) -> Proof:
-        return self.roll_call.proof
-
-    @property
-    def address(self) -> str:
-        return self.roll_call.my_address()
 
     def enter(self, phase: str) -> None:
         self.roll_call.enter(phase)

@@ -36,12 +36,12 @@ class TorchWorld(SocketWorld):
         facts: dict[str, str | int] = {}
         store = None
         if info.rank == 0:
-            store = _serve_store(roll_call.my_address())
+            store = _serve_store(roll_call.address)
             facts = {"address": store.host, "port": store.port}
         facts = roll_call.broadcast(facts)
         address = str(facts["address"])
         if "GLOO_SOCKET_IFNAME" not in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(roll_call.my_address())
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(roll_call.address)
         if store is None:
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         # If a device failed, NCCL's watchdog would abort its process before the error is reported.

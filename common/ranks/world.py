@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,64 +28,55 @@ class Loss:
         return f"rank {self.rank}{place} on {self.hostname} was lost in phase {self.phase!r}: {self.reason}"
 
 
-class World(Protocol):
-    """The ranks of one run as seen by one of them. Created once by ``launch.connect`` and passed on.
+_ALONE = Secret("one process", secrets.token_bytes(32))
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of one run as seen by one of them; this base class: a run of one rank. Created once by
+    ``launch.connect`` and passed on.
 
     Collectives must be called by all ranks in the same order. ``broadcast`` and ``gather`` accept what
     ``wire.encode`` accepts: scalars, containers, paths, arrays, dataclasses and named tuples of this package.
-    ``node`` ranges from 0 to ``nodes - 1``, and ``local_rank`` from 0 to ``local_size - 1`` on each node.
     """
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank, from 0 to ``size - 1``."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    @property
-    def local_rank(self) -> int:
-        """The index of this rank on its node, from 0."""
-
-    @property
-    def local_size(self) -> int:
-        """The number of ranks on this node."""
-
-    @property
-    def node(self) -> int:
-        """The number of this node."""
-
-    @property
-    def nodes(self) -> int:
-        """The number of nodes."""
-
-    @property
-    def launcher(self) -> str:
-        """What started the ranks, such as ``slurm`` or ``mpirun``; ``none`` for one process."""
-
-    @property
-    def address(self) -> str:
-        """The IP address at which other nodes reach this rank; loopback if only its own node can reach it."""
-
-    @property
-    def proof(self) -> Proof:
-        """The proof by which ranks of this launch recognise one another on further connections."""
+    launcher: str = "none"
+    """What started the ranks, such as ``slurm`` or ``mpirun``; ``none`` for one process."""
+    rank: int = 0
+    """The number of this rank, from 0 to ``size - 1``."""
+    size: int = 1
+    """The number of ranks."""
+    local_rank: int = 0
+    """The index of this rank on its node, from 0 to ``local_size - 1``."""
+    local_size: int = 1
+    """The number of ranks on this node."""
+    node: int = 0
+    """The number of this node, from 0 to ``nodes - 1``."""
+    nodes: int = 1
+    """The number of nodes."""
+    address: str = "127.0.0.1"
+    """The IP address at which other nodes reach this rank; loopback if only its own node can reach it."""
+    proof: Proof = _ALONE
+    """The proof by which ranks of this launch recognise one another on further connections."""
 
     def barrier(self) -> None:
         """Return once every rank has called ``barrier``."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The element-wise sum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
+        return np.array(values, dtype=np.float64)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The element-wise maximum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
+        return np.array(values, dtype=np.float64)
 
     def broadcast(self, obj: T) -> T:
         """Rank 0's ``obj``, on every rank."""
+        return obj
 
     def gather(self, obj: T) -> list[T]:
         """Every rank's ``obj`` in order of rank, on every rank."""
+        return [obj]
 
     def enter(self, phase: str) -> None:
         """Report what this rank is doing now, so that its loss can be reported with the phase. Takes little
@@ -104,62 +95,14 @@ class World(Protocol):
 
     def reported_elsewhere(self) -> bool:
         """Return, after ``fail``, whether another rank prints the reason. May take a few seconds."""
+        return False
 
     def close(self) -> None:
         """Leave the world. Afterwards the loss of another rank is not reported."""
 
 
-_ALONE = Secret("one process", secrets.token_bytes(32))
-
-
-@dataclass(frozen=True)
-class Solo:
+class Solo(World):
     """A run of one rank."""
-
-    launcher: str = "none"
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    node: int = 0
-    nodes: int = 1
-    address: str = "127.0.0.1"
-    proof: Proof = _ALONE
-
-    def barrier(self) -> None:
-        pass
-
-    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """``values``, of the same shape."""
-        return np.array(values, dtype=np.float64)
-
-    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """``values``, of the same shape."""
-        return np.array(values, dtype=np.float64)
-
-    def broadcast(self, obj: T) -> T:
-        return obj
-
-    def gather(self, obj: T) -> list[T]:
-        return [obj]
-
-    def enter(self, phase: str) -> None:
-        pass
-
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        pass
-
-    def before_exit(self, clean_up: Callable[[], object]) -> None:
-        pass
-
-    def fail(self, reason: str) -> None:
-        pass
-
-    def reported_elsewhere(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 def mean(world: World, values: npt.ArrayLike, weight: float) -> Any:

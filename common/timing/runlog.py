@@ -451,15 +451,7 @@ class RunLog:
             if self._events.closed:  # the run had ended
                 return
             self._status = "aborted"
-            at = self._event(
-                "lost",
-                "rank",
-                rank=loss.rank,
-                hostname=loss.hostname,
-                phase=loss.phase,
-                reason=loss.reason,
-                place=loss.place,
-            )
+            at = self._event("lost", "rank", **asdict(loss))
             if self._mllog is None:
                 if has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
                     return

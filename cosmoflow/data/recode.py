@@ -2,6 +2,7 @@
 archives."""
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 from mlhpc.common.data import archives, generate, manifest
@@ -115,18 +116,11 @@ def _write(
 
 def _recoded(path: Path, shape: list[int], codec: str, packer: Packer) -> bytes | bytearray:
     x, y = read_counts(path)
-    if x.size != _size(shape):
+    if x.size != prod(shape):
         raise UserError(
-            f"{path} has {x.size} counts, expected {_size(shape)} for {shape}; all samples must have one shape"
+            f"{path} has {x.size} counts, expected {prod(shape)} for {shape}; all samples must have one shape"
         )
     return sample_bytes(x.reshape(shape), y, codec, packer)
-
-
-def _size(shape: list[int]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
 
 
 def _shape(path: Path) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.foreach import multiply_each, on_cpu
+from mlhpc.common.pytorch.foreach import GroupOptimizer, multiply_each, on_cpu
 
 CACHE = 2**20
 """Number of weights that a CPU updates at a time, so that they, their gradients and state stay in its caches."""
@@ -23,7 +23,7 @@ class Moments:
     grad_averaging: bool = True
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(GroupOptimizer):
     """LAMB over the tensors of ``parameters``, which are on one device and in float32.
 
     As in Apex (apex/optimizers/fused_lamb.py, csrc/multi_tensor_lamb.cu, ``adam_w_mode``, not ``use_nvlamb``), the
@@ -58,7 +58,6 @@ class Lamb(torch.optim.Optimizer):
             "max_grad_norm": max_grad_norm,
         }
         super().__init__(parameters, defaults)
-        self._step_supports_amp_scaling = True  # so GradScaler leaves grad_scale and found_inf to it
         self._update: Callable[..., None] = torch.compile(update, dynamic=False) if compiled else update
         for group in self.param_groups:
             first = group["params"][0]
@@ -67,25 +66,9 @@ class Lamb(torch.optim.Optimizer):
                 zeros = (torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2))
                 self.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters once; returns the loss if there is a ``closure``."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+    def step_group(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
         scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._step_group(group, parameters, scale, found_inf)
-        return result
-
-    def _step_group(
-        self, group: dict[str, Any], parameters: list[Tensor], scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         beta1, beta2 = group["betas"]
         beta3 = 1 - beta1 if group["grad_averaging"] else 1.0
         step: Tensor = group["step"]
@@ -107,12 +90,12 @@ class Lamb(torch.optim.Optimizer):
                 (torch.as_tensor(group["lr"], dtype=step.dtype, device=step.device), 0.0),
             )
         ]
-        for part in _parts(parameters, CACHE if on_cpu(step) else None):
+        for part in _parts(weights, CACHE if on_cpu(step) else None):
             self._update(
-                parameters[part],
+                weights[part],
                 gradients[part],
-                [self.state[parameter]["exp_avg"] for parameter in parameters[part]],
-                [self.state[parameter]["exp_avg_sq"] for parameter in parameters[part]],
+                [self.state[weight]["exp_avg"] for weight in weights[part]],
+                [self.state[weight]["exp_avg_sq"] for weight in weights[part]],
                 factors,
                 square=(1 - beta2) / beta3**2,
                 weight_decay=group["weight_decay"],

@@ -20,7 +20,7 @@ from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.dataset.layout import SPLITS, Layout, Root, Split
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.counting import ReadStatistics
-from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.formats.formats import FORMATS
 from mlhpc.quantities import bytes_text, count
 
 FRAMING = 1.02
@@ -47,14 +47,14 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     contains a different data set, the format's library is missing, or the files do not fit into the file system.
     """
     layout = Layout(root, dataset)
-    on_each_rank(world, find(dataset.format).load)
+    on_each_rank(world, FORMATS[dataset.format].load)
     on_rank0(world, lambda: _require_dlios_own(layout) if layout.is_dlio else _claim(layout))
     files = {
         layout.name(split, file): (split, file) for split in SPLITS for file in range(layout.files(split))
     }
 
     def is_whole(path: Path, name: str) -> bool:
-        return find(dataset.format).is_whole(path, layout.sizes(*files[name]), dataset)
+        return FORMATS[dataset.format].is_whole(path, layout.sizes(*files[name]), dataset)
 
     def present_files() -> set[str]:
         return {name for split in SPLITS for name in layout.place.present(layout.folder(split))}
@@ -123,7 +123,7 @@ def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = Fa
     opened = layout.place.open(name, ReadStatistics())
     last = dataset.samples_per_file - 1
     try:
-        samples = find(dataset.format).open_samples(opened, sizes, dataset)
+        samples = FORMATS[dataset.format].open_samples(opened, sizes, dataset)
         samples.read(last)
         size = samples.size(last)
     except UserError:
@@ -230,7 +230,7 @@ def _write_file(task: tuple[Layout, str, Split, int]) -> int:
 
     sizes = layout.sizes(split, file)
     if layout.is_dlio and dataset.format == "binary":
-        for suffix, index in find("binary").load().index(sizes).items():
+        for suffix, index in FORMATS["binary"].load().index(sizes).items():
             layout.place.write(name + suffix, partial(write_all, data=memoryview(index)))
 
     def fill(fd: int) -> None:
@@ -238,7 +238,7 @@ def _write_file(task: tuple[Layout, str, Split, int]) -> int:
             begin_writeback(fd)
             return content.sample(number, sample, size)
 
-        find(dataset.format).write(fd, sizes, make, dataset)
+        FORMATS[dataset.format].write(fd, sizes, make, dataset)
         begin_writeback(fd, least=0)
 
     return layout.place.write(name, fill)

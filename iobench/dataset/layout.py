@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlhpc.iobench.dataset.objects import ObjectStore
 from mlhpc.iobench.dataset.places import Folder
 from mlhpc.iobench.definition.schema import Dataset, Storage
-from mlhpc.iobench.formats.formats import find, rows_and_columns
+from mlhpc.iobench.formats.formats import FORMATS, rows_and_columns
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
@@ -80,12 +80,12 @@ class Layout:
         """The path of a file, relative to the root."""
         if self.is_dlio:
             return self._dlio_names[split][file]
-        return f"{split}/{file:0{self.digits}}.{find(self.dataset.format).suffix}"
+        return f"{split}/{file:0{self.digits}}.{FORMATS[self.dataset.format].suffix}"
 
     @property
     def suffix(self) -> str:
         """The suffix of DLIO's file names."""
-        return find(self.dataset.format).dlio_suffix or self.dataset.format
+        return FORMATS[self.dataset.format].dlio_suffix or self.dataset.format
 
     def dlio_files(self, split: Split) -> list[str]:
         """The existing files of a split in DLIO's layout, in DLIO's order: by name, regardless of the folder."""

@@ -246,7 +246,6 @@ class ObjectFile(CountedFile):
 
     def close(self) -> None:
         """Does nothing: there is no connection to close."""
-        pass
 
     def _preadv(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:  # type: ignore[override]
         """Fills the one buffer by a GET request, in place of the system call."""

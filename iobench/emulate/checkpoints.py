@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from mlhpc.common.files import pagecache
+from mlhpc.common.files.filesystem import nearest_existing
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import clock
 from mlhpc.errors import UserError
@@ -156,12 +157,9 @@ class Checkpoints:
 
 def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
     """Raise UserError if there is no space for two checkpoints, the last and the next. Called on rank 0."""
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
     writers = world.size if settings.ranks == "all" else 1
     needed = 2 * (settings.total_bytes or writers * sum(settings.files))
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
         raise UserError(
             f"{folder}: two checkpoints need {bytes_text(needed)}, but only {bytes_text(free)} is free; choose "

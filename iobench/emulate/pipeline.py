@@ -18,7 +18,7 @@ from mlhpc.iobench.emulate.plan import Piece
 from mlhpc.iobench.formats.access import CountedFile, MemoryFile
 from mlhpc.iobench.formats.binary import INDEX, ExtentReader, read_index
 from mlhpc.iobench.formats.counting import Activity, ReadStatistics
-from mlhpc.iobench.formats.formats import Samples, Sizes, find
+from mlhpc.iobench.formats.formats import FORMATS, Samples, Sizes
 from mlhpc.iobench.formats.mpi_io import MpiFile
 
 OPEN_FILES = 64
@@ -311,7 +311,7 @@ class Pipeline:
     def _open_samples(self, counted: CountedFile, sizes: Sizes) -> Samples:
         if self._reader.extents:
             return ExtentReader(counted, sizes, self._dataset, self._reader.extents)
-        return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
+        return FORMATS[self._dataset.format].open_samples(counted, sizes, self._dataset)
 
     def _make_room(self, files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]]) -> None:
         # In sequential order, a thread has finished with a file when it opens the next.

@@ -225,7 +225,6 @@ class MemoryFile(CountedFile):
 
     def close(self) -> None:
         """Does nothing."""
-        pass
 
     def read(self, offset: int, length: int) -> Bytes:
         """``length`` bytes from ``offset``, uint8 [length], as a view of the memory."""

@@ -114,7 +114,7 @@ class Format:
         return reader
 
 
-_FORMATS = {
+FORMATS = {
     each.name: each
     for each in (
         Format("tfrecord", "tfrecord", "tfrecord"),
@@ -144,8 +144,3 @@ def rows_and_columns(size: int) -> tuple[int, int]:
     ``size``."""
     rows = math.isqrt(size)
     return rows, size // rows
-
-
-def find(name: str) -> Format:
-    """The format called ``name``, which must be one of those in the schema."""
-    return _FORMATS[name]

@@ -63,4 +63,3 @@ class MpiFile(CountedFile):
 
     def close(self) -> None:
         """Does nothing: HDF5 closes the file."""
-        pass

@@ -10,7 +10,6 @@ import struct
 from functools import cached_property
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from mlhpc.common.files import atomic
@@ -45,15 +44,9 @@ def _write_gzip(fd: int, sizes: Sizes, make_sample: MakeSample, level: int) -> N
     for number, size in enumerate(sizes.tolist()):
         record = b"".join(tf_example.feature_pieces({FEATURE: make_sample(number, size).data}))
         length = struct.pack("<Q", len(record))
-        for part in (length, masked_crc(length), record, masked_crc(record)):
+        for part in (length, tfrecord.checksum(length), record, tfrecord.checksum(record)):
             atomic.write_all(fd, memoryview(deflate.compress(part)))
     atomic.write_all(fd, memoryview(deflate.flush()))
-
-
-def masked_crc(data: bytes | Bytes) -> bytes:
-    """The checksum of a record (tensorflow/core/lib/hash/crc32c.h)."""
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
 
 
 def record_sizes(sizes: Sizes) -> Sizes:
@@ -114,9 +107,9 @@ def decode(framed: Bytes, where: str, feature: str = FEATURE) -> memoryview:
     damaged."""
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
-    if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():
+    if length != len(body) or tfrecord.checksum(framed[:8]) != framed[8:HEADER].tobytes():
         raise UserError(f"{where}: no record at the expected position; regenerate the data set")
-    if masked_crc(body) != framed[-4:].tobytes():
+    if tfrecord.checksum(body) != framed[-4:].tobytes():
         raise UserError(f"{where}: wrong checksum; regenerate the data set")
     content = tf_example.decode_features(body.data, (feature,)).get(feature)
     if not isinstance(content, memoryview):

@@ -82,6 +82,11 @@ class Rank(Part):
 
 
 class Binding(Part):
+    """Compute and losses in per cent of the running time, which add up to 100. ``oversleep``: the computing thread
+    regained its core, or the interpreter, too late. ``resource``: what takes the largest part of the time,
+    ``compute`` or a loss; ``loss``: the largest loss, None if all losses are small. Oversleep counts as a loss to
+    the processor."""
+
     resource: Literal["compute", "storage", "decode", "cpu", "barrier"]
     loss: Literal["storage", "decode", "cpu", "barrier"] | None
     compute: Percent

@@ -127,7 +127,7 @@ def result(
         "au_null_percent": null.utilisation if null else None,
         "null_steps": ranks[0]["null"]["steps"] if null else 0,
         "null_cpu_busy_percent": busy,
-        "binding": asdict(bound) if bound else None,
+        "binding": bound and bound.model_dump(),
         "load_s": load_s,
         "epochs": epochs,
         "evaluations": evaluations,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlhpc.iobench.definition.schema import Metric
 from mlhpc.iobench.emulate.steps import EpochTimes
+from mlhpc.iobench.report.record import Binding
 
 KEEPS_UP = 5.0
 """Per cent of the running time. If all losses together are smaller, no loss is named."""
@@ -87,24 +88,6 @@ def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> floa
     return 100 * total / steps
 
 
-@dataclass(frozen=True)
-class Binding:
-    """Compute and losses in per cent of the running time, which add up to 100. ``oversleep``: the computing thread
-    regained its core, or the interpreter, too late. ``resource``: what takes the largest part of the time,
-    ``compute`` or a loss; ``loss``: the largest loss, None if all losses are small. Oversleep counts as a loss to
-    the processor."""
-
-    resource: str
-    loss: str | None
-    compute: float
-    storage: float
-    decode: float
-    cpu: float
-    barrier: float
-    oversleep: float
-    rest: float
-
-
 def binding(real: Shares, null: Shares, cpu_busy_percent: float) -> Binding | None:
     """Compare ``real`` with steps of the same workload with ``null`` storage, each relative to its compute time.
 
@@ -132,4 +115,5 @@ def binding(real: Shares, null: Shares, cpu_busy_percent: float) -> Binding | No
     largest = max(compared, key=lambda name: compared[name])
     resource = "compute" if real.utilisation >= compared[largest] else largest
     loss = None if 100 - real.utilisation < KEEPS_UP else largest
-    return Binding(resource, loss, real.utilisation, **losses, oversleep=oversleep, rest=rest)
+    parts = {"compute": real.utilisation, **losses, "oversleep": oversleep, "rest": rest}
+    return Binding.model_validate({"resource": resource, "loss": loss, **parts})

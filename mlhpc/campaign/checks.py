@@ -70,10 +70,8 @@ def check_settings(campaign: Campaign) -> None:
             actual = parse_toml(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}; move {path.parent} away") from None
-        if actual != expected:
-            a, b = dict(load.dotted(actual)), dict(load.dotted(expected))
-            key = next(key for key in {**a, **b} if a.get(key) != b.get(key))
+        for key, (was, wanted) in load.differing(actual, expected).items():
             raise UserError(
-                f"{path.parent} was run with {key} = {shown(a.get(key))}, not with {shown(b.get(key))}; "
+                f"{path.parent} was run with {key} = {shown(was)}, not with {shown(wanted)}; "
                 "choose another --out"
             )

@@ -1,7 +1,6 @@
 """The state of a campaign: reads its runs from their folders, scores them, writes campaign.json and prints the
 result."""
 
-import contextlib
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.world import Loss
 from mlhpc.quantities import minutes
-from mlhpc.record.events import read_events
+from mlhpc.record.events import events_of_rank_0
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Result, Target
 from mlhpc.record.series import CampaignRecord, CampaignScore, RunState, State
@@ -70,12 +69,8 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
         return RunState(name=name, state="running", aborted=aborted)
     if not (folder / "run.log").exists():
         return RunState(name=name, state="to do", aborted=aborted)
-    result: Result | None = None
-    events: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError, ValueError):
-        result = Result.read(folder / "result.json")
-    with contextlib.suppress(OSError):
-        events = read_events(folder / "events.rank0.jsonl")
+    result = Result.read_or_none(folder / "result.json")
+    events = events_of_rank_0(folder)
     ends = {e["name"]: e for e in events if e["event"] == "end"}
     facts = next((e for e in events if e["event"] == "note" and e["name"] == "facts"), {})
     state, why = _outcome(result, events, ends)

@@ -1,18 +1,15 @@
 """data bench: compares formats, loaders and their settings."""
 
 import argparse
-import os
 from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
-from mlhpc.commands.parser import Commands, add_command, add_json, positives, print_json, quantity
+from mlhpc.commands.parser import CORES, Commands, add_command, add_json, positives, print_json, quantity
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.quantities import count
-
-CORES = len(os.sched_getaffinity(0))
 
 
 def add(actions: Commands) -> None:

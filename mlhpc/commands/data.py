@@ -1,13 +1,13 @@
 """Commands for data sets: data make, convert, bench, index, verify, plan, show."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.commands import bench
 from mlhpc.commands.parser import (
+    CORES,
     NAMES,
     Commands,
     Parser,
@@ -23,7 +23,6 @@ from mlhpc.commands.parser import (
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
-CORES = len(os.sched_getaffinity(0))
 MOST_PLANNED = 10**8
 """Maximum number of files or ranks in a plan, since each takes some bytes of memory."""
 

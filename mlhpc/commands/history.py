@@ -122,12 +122,9 @@ def _print_csv(rows: Sequence[str]) -> None:
 
 
 def _withdraw(options: argparse.Namespace) -> int:
-    from mlhpc.history.index import opened
     from mlhpc.history.notes import withdraw
 
-    with opened(_store(options), quiet=True) as index:
-        name = index.name_of(options.name)
-    print(withdraw(_store(options), name, options.reason))
+    print(withdraw(_store(options), options.name, options.reason))
     return 0
 
 

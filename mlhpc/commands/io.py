@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlhpc.commands import io_results
-from mlhpc.commands.parser import Commands, Parser, add_command, add_set, folder, positives, print_help
+from mlhpc.commands.parser import (
+    CORES,
+    Commands,
+    Parser,
+    add_command,
+    add_set,
+    folder,
+    positives,
+    print_help,
+)
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
 
 if TYPE_CHECKING:
     from mlhpc.iobench.definition.schema import Workload
-
-CORES = len(os.sched_getaffinity(0))
 
 
 def add(commands: Commands) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import re
 import sys
 import tomllib
@@ -56,6 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 
 EXAMPLES = tomllib.loads(Path(__file__).with_name("examples.toml").read_text("utf-8"))
+CORES = len(os.sched_getaffinity(0))
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
 
 LARGEST_SEED = 2**31 - 1

@@ -172,18 +172,17 @@ def _campaign(options: argparse.Namespace) -> int:
     from mlhpc.benchmarks import load
     from mlhpc.campaign.record import Campaign
     from mlhpc.campaign.runs import make
+    from mlhpc.common.ranks.local import set_words
     from mlhpc.emulated_step import refuse
     from mlhpc.record.hyperparameters import load_run
 
     run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
     refuse(run, "a score")
-    if run.staging.overlap and options.instances > 1:
-        raise UserError("concurrent runs share a staging folder; set staging.overlap=false or --instances 1")
-    if run.staging.exchange and options.instances > 1:
-        raise UserError("concurrent runs share a staging folder; set staging.exchange=false or --instances 1")
-    words = ["--preset", options.preset]
-    for setting in options.set:
-        words += ["--set", setting]
+    for name in ("overlap", "exchange"):
+        if getattr(run.staging, name) and options.instances > 1:
+            remedy = f"set staging.{name}=false or --instances 1"
+            raise UserError(f"concurrent runs share a staging folder; {remedy}")
+    words = ["--preset", options.preset, *set_words(options.set)]
     if log := options.hyperparameters_from:
         words += ["--hyperparameters-from", str(log.absolute())]
     runs = max(load.runs_of_a_score(options.benchmark), options.instances)

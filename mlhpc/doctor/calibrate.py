@@ -46,50 +46,41 @@ def _measured(place: Path) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
 
-    def figure(key: str, value: float, how: str) -> dict[str, str]:
-        return {"value": written(key, value), "source": f"measured {when}: {how}"}
-
     gpu, processor = _gpu(), cpu_model() or platform.machine()
     model = str(gpu["model"]) if gpu else processor
     accelerator: dict[str, Any] = {"model": model, "family": model, "per_node": gpu["count"] if gpu else 1}
-    links = {}
+    tables: dict[str, Any] = {"title": f"{platform.node() or 'this machine'}, as measured", "nodes": 1}
+    tables |= {"accelerator": accelerator, "host": {"processor": processor, "cores": cores}}
+    tables |= {"network": {"nics": 1}, "storage": {}}
+
+    def figure(key: str, value: float, how: str) -> None:
+        table, _, name = key.partition(".")
+        measured = {"value": written(key, value), "source": f"measured {when}: {how}"}
+        tables.setdefault(table, {})[name] = measured
+
+    copied = "copy, reads and writes"
     if gpu:
         for key in ("float32", "tf32", "bfloat16", "float16"):
             if rate := gpu.get(key):
-                accelerator[key] = figure(f"accelerator.{key}", rate, "matrix product, PyTorch")
-        accelerator["memory"] = figure("accelerator.memory", gpu["memory"], "as reported by the driver")
-        accelerator["bandwidth"] = figure("accelerator.bandwidth", gpu["bandwidth"], "copy, reads and writes")
-        links["host"] = figure("links.host", gpu["host"], "copy of page-locked memory to the GPU")
+                figure(f"accelerator.{key}", rate, "matrix product, PyTorch")
+        figure("accelerator.memory", gpu["memory"], "as reported by the driver")
+        figure("accelerator.bandwidth", gpu["bandwidth"], copied)
+        figure("links.host", gpu["host"], "copy of page-locked memory to the GPU")
+        figure("host.memory", memory, "as reported by the kernel")
+        figure("host.memory_bandwidth", speed.memory_copy(), copied)
     else:
         accelerator["is_cpu"] = True
-        accelerator["float32"] = figure(
-            "accelerator.float32", speed.matrix_product(), "matrix product, NumPy"
-        )
-        accelerator["memory"] = figure("accelerator.memory", memory, "as reported by the kernel")
-        accelerator["bandwidth"] = figure(
-            "accelerator.bandwidth", speed.memory_copy(), "copy, reads and writes"
-        )
-    host: dict[str, Any] = {"processor": processor, "cores": cores}
-    if gpu:
-        host["memory"] = figure("host.memory", memory, "as reported by the kernel")
-        host["memory_bandwidth"] = figure(
-            "host.memory_bandwidth", speed.memory_copy(), "copy, reads and writes"
-        )
+        figure("accelerator.float32", speed.matrix_product(), "matrix product, NumPy")
+        figure("accelerator.memory", memory, "as reported by the kernel")
+        figure("accelerator.bandwidth", speed.memory_copy(), copied)
     read, write = speed.disk(place)
     rate, delay = speed.loopback()
-    storage = {
-        "local": figure("storage.local", shutil.disk_usage(place).free, f"free on {place}"),
-        "local_read": figure("storage.local_read", read, "256 MiB, not in the page cache"),
-        "local_write": figure("storage.local_write", write, "256 MiB with fsync"),
-    }
-    network = {
-        "nics": 1,
-        "bandwidth": figure("network.bandwidth", rate, "TCP over loopback, not a network"),
-        "latency": figure("network.latency", delay, "TCP over loopback, not a network"),
-    }
-    tables: dict[str, Any] = {"title": f"{platform.node() or 'this machine'}, as measured", "nodes": 1}
-    tables |= {"accelerator": accelerator, "host": host, "network": network, "storage": storage}
-    return {**tables, "links": links} if links else tables
+    figure("storage.local", shutil.disk_usage(place).free, f"free on {place}")
+    figure("storage.local_read", read, "256 MiB, not in the page cache")
+    figure("storage.local_write", write, "256 MiB with fsync")
+    figure("network.bandwidth", rate, "TCP over loopback, not a network")
+    figure("network.latency", delay, "TCP over loopback, not a network")
+    return tables
 
 
 def _gpu() -> dict[str, Any] | None:

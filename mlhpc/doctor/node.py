@@ -22,7 +22,7 @@ from typing import Any
 from mlhpc.common.data import manifest
 from mlhpc.common.energy.meter import counters_of_node
 from mlhpc.common.energy.slurm import plugin
-from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
+from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of, nearest_existing
 from mlhpc.common.host.accelerators import accelerators, driver_version
 from mlhpc.common.host.binding import numa_nodes
 from mlhpc.common.host.provenance import commit, compiled_parts, extras, packages
@@ -113,9 +113,7 @@ def _folder(path: Path | None) -> dict[str, Any]:
         filesystem = filesystem_of(path)
     except OSError as error:
         return {"path": str(path), "error": error.strerror}
-    parent = path.absolute()
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
+    parent = nearest_existing(path)
     return {
         "path": str(path),
         "type": filesystem.type,

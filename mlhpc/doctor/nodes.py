@@ -49,7 +49,7 @@ def gather_nodes(
 
     facts: dict[int, dict[str, Any]] = {}
     if rank_info.rank == 0:
-        own = ranks.my_address()
+        own = ranks.address
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         with socket.create_server((own, 0), family=family, backlog=1024) as listener:
             host, port = listener.getsockname()[:2]

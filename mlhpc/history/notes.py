@@ -21,9 +21,11 @@ names."""
 _HOSTS = frozenset({"hostname", "host", "node"})
 
 
-def withdraw(store: Path, name: str, reason: str) -> str:
-    """Withdraw the record ``name`` and return a confirmation in one line. Raises UserError if the store cannot be
-    written."""
+def withdraw(store: Path, prefix: str, reason: str) -> str:
+    """Withdraw the record whose name begins with ``prefix``, and return a confirmation in one line. Raises
+    UserError unless there is exactly one, or if the store cannot be written."""
+    with opened(store, quiet=True) as index:
+        name = index.name_of(prefix)
     now = time_text(datetime.now(UTC).isoformat())
     put(store, HistoryRecord(kind="withdrawal", of=name, text=reason, when=now))
     return f"{name[:12]} withdrawn: {reason}"

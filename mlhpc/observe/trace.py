@@ -15,7 +15,7 @@ from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.files.untrusted import finite
 from mlhpc.common.timing.event_files import event_files
 from mlhpc.errors import UserError
-from mlhpc.record.events import read_events
+from mlhpc.record.events import events_of_rank_0, read_events
 from mlhpc.record.run_directory import RunDirectory, read
 
 Event = dict[str, Any]
@@ -119,10 +119,9 @@ def _complete(rank: int, thread: int, event: Event, start: float, stop: float, m
 
 def _counters(run: RunDirectory) -> Iterator[Event]:
     """Counter events of rank 0 for the metric of the target and the throughput after each epoch."""
-    path = run.path / "events.rank0.jsonl"
     ends = {
         e.get("epoch"): e.get("t", 0.0)
-        for e in (read_events(path) if path.is_file() else [])
+        for e in events_of_rank_0(run.path)
         if (e["event"], e["name"]) == ("end", "epoch")
     }
     for epoch in run.result.epochs if run.result else ():

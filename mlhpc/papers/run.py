@@ -4,7 +4,6 @@ output."""
 import json
 import math
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.common.host.provenance import commit, machine
-from mlhpc.common.ranks.local import GRACE_S, end, program
+from mlhpc.common.ranks.local import output_of
 from mlhpc.errors import MISSED, UserError
 from mlhpc.papers.expressions import evaluate
 from mlhpc.papers.registry import Figure, Number, name_of
@@ -73,16 +72,7 @@ class Runner:
 def _json_of(words: list[str], work: Path) -> Any:
     """The parsed JSON output of a command of the suite; None for a command without ``--json``. Raises UserError if
     the command fails; an exit status of 1 (a negative result) or MISSED is not a failure."""
-    process = subprocess.Popen(
-        program(words[1:]), cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        output, errors = process.communicate()
-    finally:
-        end([process], GRACE_S)
-    if process.returncode not in (0, 1, MISSED):
-        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
-        raise UserError(f"{shlex.join(words)}: {lines[-1].removeprefix('mlhpc: ')}")
+    output = output_of(words[1:], shlex.join(words), (0, 1, MISSED), work)
     if "--json" not in words:
         return None
     try:

@@ -14,6 +14,7 @@ from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import Mark, curves
 from mlhpc.common.pages.text import printable
+from mlhpc.common.ranks.local import set_words
 from mlhpc.history.gate import paired_ratio
 from mlhpc.perf.epochs import convergence_points
 from mlhpc.quantities import count, digits, seconds_text
@@ -136,7 +137,7 @@ def save(result: Result, out: Path, about: Mapping[str, Any]) -> None:
     }
     write_text(out / "tune.json", json.dumps(finite(content), indent=1) + "\n")
     words = ["mlhpc", "campaign", space.benchmark, "--preset", space.preset, "--ranks", str(winner.ranks)]
-    words += [word for setting in (*space.settings, *settings) for word in ("--set", setting)]
+    words += set_words([*space.settings, *settings])
     first = f"# Found by mlhpc tune; for a score: {printable(shlex.join(words))}"
     write_text(out / "best.toml", f"{first}\n{load.dumps(space.run_of(winner))}")
     write_text(out / "tune.html", page(result, out))

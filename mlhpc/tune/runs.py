@@ -12,9 +12,9 @@ from statistics import fmean
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.ranks.local import end
+from mlhpc.common.ranks.local import end, set_words
 from mlhpc.common.staging.stage import remove
-from mlhpc.record.events import read_events
+from mlhpc.record.events import events_of_rank_0
 from mlhpc.record.result import Result
 from mlhpc.run_processes import GRACE_S, in_slurm, start_run
 from mlhpc.study_plan import srun_options
@@ -40,12 +40,12 @@ class Runs:
         """Train ``config`` in the folder ``name``, for at most ``limit`` seconds on the run's clock. A finished
         run with the same settings in that folder is read instead of repeated."""
         folder, run = self.out / name, self.space.run_of(config)
-        result = _result(folder)
+        result = Result.read_or_none(folder / "result.json")
         if result is None or not _is_of(folder, result, run, max(1, config.ranks), seed):
             shutil.rmtree(folder, ignore_errors=True)
             started = time.monotonic()
             stopped = self._train(config, folder, seed, limit)
-            elapsed, result = time.monotonic() - started, _result(folder)
+            elapsed, result = time.monotonic() - started, Result.read_or_none(folder / "result.json")
             if self.stage and self.stage.exists():
                 remove(self.stage)  # data staged by a stopped run must not shorten the next run
             if not stopped and (result is None or result.status == "aborted"):
@@ -64,8 +64,7 @@ class Runs:
     def _train(self, config: Config, folder: Path, seed: int, limit: float) -> bool:
         """Train ``config``, and return whether the run was stopped at its limit."""
         words = [self.space.benchmark, "--preset", self.space.preset]
-        for setting in (*self.space.settings, *self.space.settings_of(config)):
-            words += ["--set", setting]
+        words += set_words([*self.space.settings, *self.space.settings_of(config)])
         words += ["--data", str(self.data), "--out", str(folder), "--seed", str(seed), "--evict"]
         words += ["--stage", str(self.stage)] if self.stage else []
         output = folder.with_suffix(".out")
@@ -94,17 +93,7 @@ def _outlasts(process: subprocess.Popen[bytes], folder: Path, limit: float) -> b
 
 
 def _has_begun(folder: Path) -> bool:
-    with suppress(OSError):
-        return any(
-            (e["event"], e["name"]) == ("begin", "run") for e in read_events(folder / "events.rank0.jsonl")
-        )
-    return False
-
-
-def _result(folder: Path) -> Result | None:
-    with suppress(OSError, ValueError):
-        return Result.read(folder / "result.json")
-    return None
+    return any((e["event"], e["name"]) == ("begin", "run") for e in events_of_rank_0(folder))
 
 
 def _is_of(folder: Path, result: Result, run: Run, ranks: int, seed: int) -> bool:

@@ -8,9 +8,8 @@ journal, and the choice of the next run depends only on them.
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
@@ -32,10 +31,9 @@ FRESH = 1_000_000
 """Offset of the seeds in the final comparison, so that they differ from those of the search."""
 
 
-class Runner(Protocol):
-    """A function that trains ``config`` as the run ``name`` and stops the run after ``limit`` seconds."""
-
-    def __call__(self, config: Config, name: str, seed: int, limit: float) -> Outcome: ...
+Runner = Callable[[Config, str, int, float], Outcome]
+"""A function of a configuration, a run's name, its seed and a limit: it trains the configuration as that run, and
+stops the run after the limit in seconds."""
 
 
 def tune(options: argparse.Namespace) -> int:

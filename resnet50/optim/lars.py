@@ -1,15 +1,15 @@
 """LARS (You et al. 2017, arXiv:1708.03888), computed as in the MLPerf reference."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.foreach import momentum_step, multiply_each, unscale
+from mlhpc.common.pytorch.foreach import GroupOptimizer, momentum_step, multiply_each, unscale
 
 
-class Lars(torch.optim.Optimizer):
+class Lars(GroupOptimizer):
     """SGD with momentum and, in groups with ``adapt``, a separate learning rate for every tensor.
 
     The rate of a tensor with weights w and gradient g is lr t |w| / (|g| + weight_decay |w| + eps), where t is
@@ -19,7 +19,6 @@ class Lars(torch.optim.Optimizer):
     are over the whole tensor. In groups without ``adapt``, the reference also omits weight decay: pass
     ``weight_decay`` 0.
 
-    This class never waits for a GPU: with a GradScaler, steps with non-finite gradients are skipped on the device.
     The gradients are overwritten.
     """
 
@@ -43,26 +42,12 @@ class Lars(torch.optim.Optimizer):
             "adapt": adapt,
         }
         super().__init__(parameters, facts)
-        self._step_supports_amp_scaling = True
         for group in self.param_groups:
             for parameter in group["params"]:
                 velocity = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 self.state[parameter]["velocity"] = velocity
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        for group in self.param_groups:
-            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if weights:
-                self._step_group(group, weights)
-        return result
-
-    def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+    def step_group(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
         velocities = [self.state[weight]["velocity"] for weight in weights]
         rate, decay = group["lr"], group["weight_decay"]
         found_inf = unscale(self, gradients)

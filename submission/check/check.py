@@ -209,15 +209,16 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
     yield Finding("set/rcp", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
-def check_run(run: RunDirectory, ruleset: str | None = None, metric: Metric = "strong") -> list[Finding]:
-    """Like :func:`check`, for a run folder that was already read. Instances for the throughput metric ("weak") may
-    share data that one instance staged while the clocks of all instances were running."""
-    official, other = _of_run(run, rules_of_run(run, ruleset), metric)
+def check_run(run: RunDirectory, ruleset: str | None = None) -> list[Finding]:
+    """Like :func:`check`, for a run folder that was already read."""
+    official, other = _of_run(run, rules_of_run(run, ruleset), "strong")
     return [*official, *other]
 
 
 def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding], list[Finding]]:
-    """The findings of the official checker on a run folder, and all other findings on it."""
+    """The findings of the official checker on a run folder, and all other findings on it. Instances for the
+    throughput metric ("weak") may share data that one instance staged while the clocks of all instances were
+    running."""
     if not run.log:
         return [], list(run_rules(run, rules, metric))
     official = [_excused(f, run.result) for f in official_findings(run.log, rules)]

@@ -187,7 +187,7 @@ def _comparison(comparison: Comparison, checked: SetCheck) -> list[Text]:
         lines.append(Text(f"reference convergence, {checked.rules}: {comparison.why}"))
     else:
         points = " and ".join(
-            f"{p.name} (batch size {p.batch_size}, {p.epochs:.2f} ± {p.spread:.2f} epochs, {p.runs} runs)"
+            f"{p.name} (batch size {p.batch_size}, {p.mean:.2f} ± {p.spread:.2f} epochs, {len(p.epochs)} runs)"
             for p in comparison.points
         )
         p_value = "" if comparison.p_value is None else f", p = {comparison.p_value:.3g}"

@@ -16,13 +16,14 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
+from mlhpc.perf.epochs import reference_runs
 from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
 from mlhpc.submission.check.rulesets import rules_of
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.measure import entries_of
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.result_sets import result_sets
-from mlhpc.submission.score.rcp import pruned, reference_points
+from mlhpc.submission.score.rcp import pruned
 from mlhpc.submission.score.set_score import set_findings
 
 DETAILED = 150
@@ -177,9 +178,9 @@ def references(entry: Entry) -> list[Point]:
     if load.load(name, "closed").data.train_samples != entry.data_set[0]:
         return []
     points: dict[int, Point] = {}
-    official_points = reference_points(entry.benchmark, rules_of(entry.benchmark))
-    for point in sorted(pruned(official_points) if official_points else [], key=lambda p: -p.epochs):
-        epochs = Spread(point.epochs, point.spread, point.counted).interval
+    official_points = reference_runs(entry.benchmark, rules_of(entry.benchmark))
+    for point in sorted(pruned(official_points) if official_points else [], key=lambda p: -p.mean):
+        epochs = Spread(point.mean, point.spread, point.counted).interval
         points[point.batch_size] = Point(point.batch_size, epochs, "reference")
     return sorted(points.values())
 

@@ -4,7 +4,6 @@ logs have different configurations is split, because each entry has a single con
 
 import math
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -195,13 +194,10 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 def _own_run(log: Log) -> tuple[Result | None, Environment]:
     """The result and environment in the run folder, if the log was written by this suite."""
-    result, env = None, Environment()
-    if log.path.name == "run.log":
-        with suppress(OSError, ValueError):
-            result = Result.read(log.path.with_name("result.json"))
-        with suppress(OSError, ValueError):
-            env = Environment.read(log.path.with_name("env.json"))
-    return result, env
+    if log.path.name != "run.log":
+        return None, Environment()
+    env = Environment.read_or_none(log.path.with_name("env.json"))
+    return Result.read_or_none(log.path.with_name("result.json")), env or Environment()
 
 
 def _units(

@@ -7,14 +7,12 @@ timed, including data wait, by the clock of rank 0, since ranks train in lockste
 (``common/timing/data_wait.py``).
 """
 
-import contextlib
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -29,7 +27,7 @@ from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
 from mlhpc.record.energy import Energy, energies_in, whole_joules
 from mlhpc.record.environment import Environment
-from mlhpc.record.events import read_events
+from mlhpc.record.events import events_of_rank_0
 from mlhpc.record.fields import first_problem
 from mlhpc.record.series import CellRecord, ServersRecord, Value
 from mlhpc.submission.report.servers import ServerFigures
@@ -164,12 +162,9 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
 
 def described(folder: Path) -> CellRecord:
     """The contents of a cell's ``cell.json``. Raises UserError if the file cannot be read."""
-    try:
-        return CellRecord.read(folder / CELL)
-    except (OSError, ValueError):
-        raise UserError(
-            f"{folder / CELL} cannot be read; move {folder} away, and restart the study"
-        ) from None
+    if record := CellRecord.read_or_none(folder / CELL):
+        return record
+    raise UserError(f"{folder / CELL} cannot be read; move {folder} away, and restart the study")
 
 
 def flat(run: Run) -> dict[str, Value]:
@@ -196,9 +191,7 @@ def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
 def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if SERVERS in settings:
         return _measured_with_servers(run, settings)
-    events: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError):
-        events = read_events(run / "events.rank0.jsonl")
+    events = events_of_rank_0(run)
     begins, ends, notes, timed, marks = (
         {e["name"]: e for e in events if e["event"] == kind}
         for kind in ("begin", "end", "note", "timed", "mark")
@@ -233,7 +226,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         seconds=ends["train"]["t"] - (warm or begins["train"])["t"],
         wait_s=waited,
         staging_s=ends["staging"]["seconds"] if copied else None,
-        environment=_environment(run),
+        environment=Environment.read_or_none(run / "env.json"),
         checkpoint_s=ends["checkpoint"]["seconds"] if "checkpoint" in ends else None,
         joules_per_sample={kind: joules / samples for kind, joules in _joules(run, energies).items()},
         busy=energies["accelerators"].usage.get("busy") if "accelerators" in energies else None,
@@ -281,7 +274,7 @@ def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured
         seconds=record.seconds,
         wait_s=record.wait_s,
         staging_s=None,
-        environment=_environment(run),
+        environment=Environment.read_or_none(run / "env.json"),
         servers=ServerFigures.of(record),
     )
 
@@ -298,12 +291,6 @@ def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value
     if other:
         raise ValueError(f"it was run with {other} {run_with[other]}, not the cell's {settings[other]}")
     return config
-
-
-def _environment(run: Path) -> Environment | None:
-    with contextlib.suppress(OSError, ValueError):
-        return Environment.read(run / "env.json")
-    return None
 
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:

@@ -12,26 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mlhpc.perf.epochs import reference_runs
+from mlhpc.perf.epochs import ReferenceRuns, reference_runs
 from mlhpc.submission.score.score import RunScore
 
 ALPHA = 0.05
 """Significance level of the one-sided test (mlperf-logging 4.1.68, rcp_checker)."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A reference convergence point: its name and batch size; the mean epochs to target of its runs, without the
-    fastest and slowest run; and the standard deviation and number of these runs. ``counted``: the number of runs
-    that the test uses as sample size.
-    """
-
-    name: str
-    batch_size: int
-    epochs: float
-    spread: float
-    runs: int
-    counted: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +33,7 @@ class Comparison:
 
     passes: bool
     how: str
-    points: tuple[Point, ...] = ()
+    points: tuple[ReferenceRuns, ...] = ()
     epochs: float | None = None
     reference: float | None = None
     bound: float | None = None
@@ -75,7 +60,7 @@ def compare(
 ) -> Comparison | None:
     """Compare the ``runs`` of one set with the points of ``rules``, such as ``hpc_2.0.0``. None if there are no
     points for ``benchmark``."""
-    points = reference_points(benchmark, rules)
+    points = reference_runs(benchmark, rules)
     if not points:
         return None
     epochs = sorted(r.epochs_to_target or math.inf if r.converged else math.inf for r in runs)
@@ -92,10 +77,10 @@ def compare(
     # An interpolated point counts for twice the runs of a submission (mlperf-logging 4.1.68).
     between = len(used) == 2
     counted = 2 * runs_needed if between else used[0].counted
-    reference, spread = used[0].epochs, used[0].spread
+    reference, spread = used[0].mean, used[0].spread
     if between:
         share = (batch_size - used[0].batch_size) / (used[1].batch_size - used[0].batch_size)
-        reference += share * (used[1].epochs - reference)
+        reference += share * (used[1].mean - reference)
         spread += share * (used[1].spread - spread)
     mean = statistics.fmean(epochs[1:-1])
     bound, p_value = t_test(mean, reference, spread, counted, runs_needed - 2)
@@ -119,7 +104,7 @@ def t_test(
     return bound, float(stdtr(freedom, (mean - reference) / error))
 
 
-def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...], str]:
+def choose(points: Sequence[ReferenceRuns], batch_size: int) -> tuple[tuple[ReferenceRuns, ...], str]:
     """The points to use at ``batch_size``, and how they were chosen: the point at that batch size, the two points
     around it, or the point at the next larger batch size."""
     points = pruned(points)
@@ -129,34 +114,25 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
     below = [point for point in points if point.batch_size < batch_size]
     above = [point for point in points if point.batch_size > batch_size]
     if below and above:
-        largest, smallest = below[-1].batch_size, above[0].batch_size
-        low = next(point for point in below if point.batch_size == largest)
-        return (low, next(point for point in above if point.batch_size == smallest)), "interpolated"
+        low = next(point for point in below if point.batch_size == below[-1].batch_size)
+        return (low, above[0]), "interpolated"
     if above:
         return (above[0],), "next larger batch size: a smaller one must not require more"
     return (), "missing"
 
 
-def pruned(points: Sequence[Point]) -> list[Point]:
+def pruned(points: Sequence[ReferenceRuns]) -> list[ReferenceRuns]:
     """The points without those at smaller batch sizes than that of the fastest point, and without those above the
     line from the last point kept to the next point (mlperf-logging 4.1.68, rcp_checker)."""
-    fastest = min(points, key=lambda point: point.epochs)
+    fastest = min(points, key=lambda point: point.mean)
     rest = [point for point in points if point.batch_size >= fastest.batch_size]
     kept = rest[:1]
     for point, after in pairwise(rest[1:]):
         low = kept[-1]
         width = after.batch_size - low.batch_size
         share = (point.batch_size - low.batch_size) / width if width else 0.0
-        if point.epochs <= low.epochs + share * (after.epochs - low.epochs):
+        if point.mean <= low.mean + share * (after.mean - low.mean):
             kept.append(point)
     kept += rest[-1:] if len(rest) > 1 else []
     sizes = {point.batch_size for point in kept}
     return [point for point in points if point.batch_size in sizes]
-
-
-def reference_points(benchmark: str, rules: str) -> list[Point]:
-    """The points of ``benchmark`` under ``rules``, by batch size; empty if mlperf-logging has none."""
-    return [
-        Point(p.name, p.batch_size, p.mean, statistics.pstdev(p.epochs), len(p.epochs), len(p.epochs) - 2)
-        for p in reference_runs(benchmark, rules)
-    ]

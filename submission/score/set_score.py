@@ -11,13 +11,14 @@ from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.benchmarks.load import load, presets
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import shown
+from mlhpc.perf.epochs import reference_runs
 from mlhpc.quantities import count
 from mlhpc.record.energy import whole_joules
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Target, energies_of
 from mlhpc.submission.findings import allowed_value
 from mlhpc.submission.result_set import SETTINGS, SIZES, ResultSet
-from mlhpc.submission.score.rcp import Comparison, compare, reference_points
+from mlhpc.submission.score.rcp import Comparison, compare
 from mlhpc.submission.score.score import (
     Strong,
     Weak,
@@ -92,7 +93,7 @@ def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Compari
     rule = target_of(results)
     if rule is None or has_own_target(results):
         return None
-    if (samples := _other_problem(results)) is not None and reference_points(results.benchmark, rules):
+    if (samples := _other_problem(results)) is not None and reference_runs(results.benchmark, rules):
         why = f"not comparable: {samples[0]} training samples, not the reference's {samples[1]}"
         return Comparison(False, "", why=why, applies=False)
     sizes = [log.value("global_batch_size") for log in results.condensed]

@@ -17,15 +17,6 @@ from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.files.untrusted import clean, parse_json, printable, read_text
 from mlhpc.errors import UserError, did_you_mean
 
-REQUIRED = (
-    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
-    "host_processor_model_name", "host_processor_core_count", "host_memory_capacity", "host_storage_type",
-    "host_storage_capacity", "host_networking", "host_networking_topology", "host_memory_configuration",
-    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect",
-    "accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling",
-    "framework", "other_software_stack", "operating_system",
-)  # fmt: skip
-"""Fields that must have a meaningful value."""
 OPTIONAL = (
     "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
     "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
@@ -46,6 +37,8 @@ ORDER = (
     "cooling", "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
 """All fields, in the order of the published descriptions."""
+REQUIRED = tuple(key for key in ORDER if key not in OPTIONAL + EXTRA)
+"""Fields that must have a meaningful value."""
 NOTES = ("hw_notes", "sw_notes")  # free text, always optional
 
 CHOICES = {

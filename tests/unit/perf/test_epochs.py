@@ -3,9 +3,8 @@
 import pytest
 
 from mlhpc.errors import UserError
-from mlhpc.perf.epochs import convergence_points, epochs_to_target, spread_of
+from mlhpc.perf.epochs import convergence_points, epochs_to_target, reference_runs, spread_of
 from mlhpc.perf.published import published
-from mlhpc.submission.score.rcp import reference_points
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ def test_at_a_reference_point_its_mean_is_the_middle(benchmark, batch, epochs):
     ("benchmark", "name", "rules"), [("cosmoflow", "cosmoflow", "2.0.0"), ("deepcam", "deepcam", "2.0.0")]
 )
 def test_the_points_are_those_that_the_score_is_checked_with(benchmark, name, rules):
-    points = {point.batch_size: point.epochs for point in reference_points(name, f"hpc_{rules}")}
+    points = {point.batch_size: point.mean for point in reference_runs(name, f"hpc_{rules}")}
     assert {p.size: pytest.approx(p.value[0]) for p in convergence_points(benchmark)} == points
 
 

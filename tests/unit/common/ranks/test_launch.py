@@ -427,7 +427,7 @@ MEETS = "mlhpc: 5 ranks meet at 10.1.2.3 (ib0)\n"
 
 @pytest.mark.parametrize(("address", "said"), [("10.1.2.3", MEETS), ("127.0.0.1", "")])
 def test_the_interface_over_which_nodes_meet_is_printed(monkeypatch, capfd, address, said):
-    met = SimpleNamespace(my_address=lambda: address)
+    met = SimpleNamespace(address=address)
     monkeypatch.setattr(launch.RollCall, "call", lambda *words, **more: met)
     monkeypatch.setattr(launch, "interface_of", lambda address: "ib0")
     first = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "MLHPC_TOKEN": "t"}

@@ -16,7 +16,7 @@ from mlhpc.iobench.dataset.layout import Layout, root_of
 from mlhpc.iobench.dataset.objects import ObjectStore
 from mlhpc.iobench.definition.schema import Dataset, Storage
 from mlhpc.iobench.formats.counting import ReadStatistics
-from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.formats.formats import FORMATS
 
 SMALL = Dataset(
     format="tfrecord", files=7, samples_per_file=3, sample_bytes=5000, sample_bytes_stdev=500, eval_files=2
@@ -93,7 +93,7 @@ def test_reads_are_the_get_requests_that_the_server_got(store, server, format, t
         layout.name("train", 1), statistics, transfer=transfer, direct=False, streaming=True
     )
     sizes = layout.sizes("train", 1)
-    reader = find(format).open_samples(opened, sizes, dataset)
+    reader = FORMATS[format].open_samples(opened, sizes, dataset)
     content = Content(dataset.seed)
     for number, size in enumerate(sizes.tolist()):
         assert bytes(reader.read(number)) == content.sample(1, number, size).tobytes()
@@ -157,7 +157,7 @@ def test_a_truncated_object_is_a_line(store):
     opened = layout.place.open(
         "train/00001.tfrecord", ReadStatistics(), transfer=0, direct=False, streaming=False
     )
-    reader = find("tfrecord").open_samples(opened, layout.sizes("train", 1), SMALL)
+    reader = FORMATS["tfrecord"].open_samples(opened, layout.sizes("train", 1), SMALL)
     with pytest.raises(UserError, match=r"00001\.tfrecord is damaged: 6000 bytes instead of \d+"):
         for number in range(3):
             reader.read(number)

@@ -25,7 +25,7 @@ from mlhpc.iobench.dataset.layout import Layout
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.counting import ReadStatistics
-from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.formats.formats import FORMATS
 
 MANY = ("tfrecord", "npz", "binary", "csv", "hdf5", "parquet")
 ONE = ("npy", "jpeg")
@@ -49,7 +49,7 @@ def read(layout: Layout, file: int, **options: object) -> tuple[list[object], Re
     statistics = ReadStatistics()
     counted = CountedFile(layout.path("train", file), statistics, **options)  # type: ignore[arg-type]
     sizes = layout.sizes("train", file)
-    reader = find(layout.dataset.format).open_samples(counted, sizes, layout.dataset)
+    reader = FORMATS[layout.dataset.format].open_samples(counted, sizes, layout.dataset)
     samples = [reader.read(number) for number in range(len(sizes))]
     reader.close()
     statistics.settle()
@@ -157,7 +157,7 @@ def test_a_flipped_bit_is_found(tmp_path, format):
 def test_a_missing_library_is_a_line_with_the_extra_that_has_it(monkeypatch, name, package, imported):
     monkeypatch.setitem(sys.modules, imported, None)
     with pytest.raises(UserError, match=f"{name}: {package} is n") as error:
-        find(name).load()
+        FORMATS[name].load()
     extra = re.search(r"\[(\w+)\]", str(error.value))[1]
     required = metadata("mlhpc").get_all("Requires-Dist")
     assert any(each.startswith(package) and each.endswith(f'extra == "{extra}"') for each in required)
@@ -169,7 +169,7 @@ def test_a_library_that_cannot_be_loaded_is_a_line_with_its_reason(monkeypatch, 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "h5py")
     with pytest.raises(UserError, match=r"h5py cannot be loaded \(libmpi\.so\.40: cannot open"):
-        find("hdf5").load()
+        FORMATS["hdf5"].load()
 
 
 def counted(path: Path, reads: list[tuple[int, int]], **options: object) -> ReadStatistics:

@@ -31,7 +31,7 @@ def test_points_reference_and_bound_are_those_of_the_official_checker(
 ) -> None:
     """At every reference batch size, between any two, below and above all."""
     official = RCP_Checker(*rules.split("_"), benchmark, False)
-    points = rcp.reference_points(benchmark, rules)
+    points = rcp.reference_runs(benchmark, rules)
     assert [point.name for point in rcp.pruned(points)] == list(official.pruned_rcp_data)
     sizes = [point.batch_size for point in points]
     between = [(a + b) // 2 for a, b in pairwise(sizes)]
