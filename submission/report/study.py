@@ -27,7 +27,7 @@ from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
 from mlhpc.record.energy import Energy, energies_in, whole_joules
 from mlhpc.record.environment import Environment
-from mlhpc.record.events import events_of_rank_0
+from mlhpc.record.events import events_of_rank_0, read_events
 from mlhpc.record.fields import first_problem
 from mlhpc.record.series import CellRecord, ServersRecord, Value
 from mlhpc.submission.report.servers import ServerFigures
