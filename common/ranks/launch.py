@@ -4,11 +4,13 @@ import atexit
 import hashlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Literal
 
@@ -134,13 +136,16 @@ def _status(error: BaseException) -> int:
 def end_with(status: int) -> None:
     """Make this process end with ``status`` before the interpreter shuts down: if the process group is still
     referenced, gloo's threads outlive it and may release Python objects during shutdown, which aborts the process.
-    This exit handler is registered last, so it runs first, and other exit handlers do not run."""
+    This exit handler is registered last, so it runs first, and other exit handlers do not run: the temporary
+    folder of multiprocessing, whose fork server starts the loaders' workers, is removed here."""
     atexit.register(_end, status)
 
 
 def _end(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
+    with suppress(OSError):
+        shutil.rmtree(get_temp_dir())
     os._exit(status)
 
 

@@ -7,13 +7,14 @@ its choice of kernels is not known. ``--record`` writes the numbers to budgets.j
 """
 
 import argparse
-import ctypes
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def measured(benchmark: str, batch: int, precision: str, *settings: str) -> dict
     """In a process that sees a device: the numbers of one step, and what the suite predicts of its memory."""
     sys.path.insert(0, str(HERE.parent / "perf"))
     import torch
-    from host_step import subject
+    from host_step import simulated, subject
 
     from mlhpc.benchmarks.load import load
     from mlhpc.common.pytorch.devices import pick_device
@@ -66,10 +67,10 @@ def measured(benchmark: str, batch: int, precision: str, *settings: str) -> dict
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.set_sync_debug_mode("error")
-    before = report()
+    before = simulated()
     for _ in range(STEPS):
         step()
-    after = report()
+    after = simulated()
 
     def counted(section: str, part: str = "") -> float:
         names = after.get(section, {})
@@ -94,43 +95,46 @@ def measured(benchmark: str, batch: int, precision: str, *settings: str) -> dict
     }
 
 
-def report() -> dict[str, dict[str, float]]:
-    library = ctypes.CDLL(os.environ["LD_PRELOAD"])
-    library.fake_cuda_report.restype = ctypes.c_char_p
-    return dict(json.loads(library.fake_cuda_report())["total"])
+@contextmanager
+def other_ranks() -> Iterator[None]:
+    """Rank 0 starts the others."""
+    ranks = range(1, int(os.environ.get("WORLD_SIZE", "1"))) if "RANK" not in os.environ else ()
+    started = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv], env=os.environ | {"RANK": str(rank)}, stdout=subprocess.DEVNULL
+        )
+        for rank in ranks
+    ]
+    try:
+        yield
+        assert not any(process.wait(timeout=300) for process in started)
+    finally:
+        for process in started:
+            process.kill()
 
 
 def of_step(benchmark: str, batch: int, precision: str, *settings: str, ranks: int = 1) -> dict[str, Any]:
     """``measured`` on rank 0 of so many, each in a process of its own."""
+    from helpers.warm import run_warm
+    from smoke.conftest import PYTORCH
+
     from fake_cuda.library import devices, loader
 
-    command = [sys.executable, __file__, "--inside", benchmark, str(batch), precision, *settings]
+    words = [__file__, "--inside", benchmark, batch, precision, *settings]
     with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | loader() | devices(changes={"devices": ranks})
+        chosen = {"devices": ranks, "moved_bytes": 1 << 20}  # gradients and batches stay where they are
+        env = os.environ | loader() | devices(changes=chosen) | {"TMPDIR": folder}
         if ranks > 1:
             env |= {"STORE": f"{folder}/store", "WORLD_SIZE": str(ranks)}
-        started = [
-            subprocess.Popen(
-                command,
-                env=env | {"RANK": str(rank)},
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            said = [process.communicate(timeout=300) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    assert not any(process.returncode for process in started), said
-    return dict(json.loads(said[0][0].splitlines()[-1]))
+        done = run_warm(PYTORCH, words, 300, env, loader())
+    assert not done.returncode, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
-        print(json.dumps(measured(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])))
+        with other_ranks():
+            print(json.dumps(measured(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])))
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,30 +1,16 @@
 // Devices: how many there are, what they are, and when one is lost.
-#include <cstdlib>
+#include <algorithm>
+#include <cstdio>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "fake.h"
 
 static thread_local int current = 0;
 static thread_local cudaError_t last_error = cudaSuccess;
-static long launches[64];  // of each device, by its physical number
+static long launches[64];  // of each device
 
-static const std::vector<int>& visible() {
-    static const auto& numbers = *[] {
-        const char* chosen = getenv("CUDA_VISIBLE_DEVICES");
-        int installed = int(setting("devices", 1));
-        auto* found = new std::vector<int>(chosen ? 0 : installed);
-        std::iota(found->begin(), found->end(), 0);
-        std::istringstream words(chosen ? chosen : "");
-        for (int number; words >> number && number < installed; words.ignore()) found->push_back(number);
-        return found;
-    }();
-    return numbers;
-}
-
-int device_count() { return int(visible().size()); }
-int physical_device(int device) { return visible().at(device); }
+int device_count() { return int(setting("devices", 1)); }
 int current_device() { return current; }
 
 cudaError_t failed(cudaError_t error) {
@@ -33,20 +19,15 @@ cudaError_t failed(cudaError_t error) {
 }
 
 cudaError_t check_device() {
-    if (!device_count()) return failed(cudaErrorNoDevice);
-    int number = physical_device(current);
     double limit = setting("lost_after_launches", -1);
-    bool lost = number == setting("lost_device", 0) && limit >= 0 && launches[number] > limit;
+    bool lost = current == setting("lost_device", 0) && limit >= 0 && launches[current] > limit;
     return failed(lost ? cudaErrorECCUncorrectable : cudaSuccess);
 }
 
-void count_towards_loss() { launches[physical_device(current)]++; }
+void count_towards_loss() { launches[current]++; }
 long all_launches() { return std::accumulate(std::begin(launches), std::end(launches), 0L); }
 
-EXPORT cudaError_t cudaGetDeviceCount(int* number) {
-    *number = device_count();
-    return failed(*number ? cudaSuccess : cudaErrorNoDevice);
-}
+EXPORT cudaError_t cudaGetDeviceCount(int* number) { return *number = device_count(), cudaSuccess; }
 EXPORT cudaError_t cudaGetDevice(int* device) { return *device = current, cudaSuccess; }
 EXPORT cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= device_count()) return failed(cudaErrorInvalidDevice);
@@ -58,7 +39,6 @@ EXPORT cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuc
 // The texts are those of CUDA 13; PyTorch puts them into its messages.
 EXPORT const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {
-        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorECCUncorrectable: return "uncorrectable ECC error encountered";
         case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
         case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
@@ -81,13 +61,7 @@ EXPORT const char* cudaGetErrorString(cudaError_t error) {
     OF(MaxRegistersPerBlock, regsPerBlock, 65536)                                                                \
     OF(MaxRegistersPerMultiprocessor, regsPerMultiprocessor, 65536)                                              \
     OF(MaxThreadsPerBlock, maxThreadsPerBlock, 1024)                                                             \
-    OF(MaxThreadsPerMultiProcessor, maxThreadsPerMultiProcessor, 2048)                                           \
-    OF(MaxBlockDimX, maxThreadsDim[0], 1024)                                                                     \
-    OF(MaxBlockDimY, maxThreadsDim[1], 1024)                                                                     \
-    OF(MaxBlockDimZ, maxThreadsDim[2], 64)                                                                       \
-    OF(MaxGridDimX, maxGridSize[0], 2147483647)                                                                  \
-    OF(MaxGridDimY, maxGridSize[1], 65535)                                                                       \
-    OF(MaxGridDimZ, maxGridSize[2], 65535)
+    OF(MaxThreadsPerMultiProcessor, maxThreadsPerMultiProcessor, 2048)
 
 EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
 #define CASE(name, member, number) \
@@ -100,16 +74,16 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
 }
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 #define SET(name, member, number) properties->member = number;
+    constexpr int block[] = {1024, 1024, 64}, grid[] = {2147483647, 65535, 65535};
     *properties = {};
     ATTRIBUTES(SET)
+    std::ranges::copy(block, properties->maxThreadsDim);
+    std::ranges::copy(grid, properties->maxGridSize);
     snprintf(properties->name, sizeof properties->name, "%s", text("name").c_str());
-    properties->uuid.bytes[0] = char(physical_device(device) + 1);
-    properties->pciBusID = physical_device(device) + 1;
+    properties->uuid.bytes[0] = char(device + 1);
+    properties->pciBusID = device + 1;
     properties->totalGlobalMem = size_t(setting("memory_bytes"));
     return cudaSuccess;
-}
-EXPORT cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int device) {
-    return snprintf(id, bytes, "0000:%02x:00.0", physical_device(device) + 1), cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;

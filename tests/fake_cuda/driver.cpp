@@ -7,7 +7,6 @@
 #include "fake.h"
 
 EXPORT CUresult cuDriverGetVersion(int* version) { return CUresult(cudaDriverGetVersion(version)); }
-EXPORT CUresult cuDeviceGetCount(int* number) { return *number = device_count(), CUDA_SUCCESS; }
 EXPORT CUresult cuDeviceGet(CUdevice* device, int number) { return *device = number, CUDA_SUCCESS; }
 EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice device) {
     return CUresult(cudaDeviceGetAttribute(value, cudaDeviceAttr(which), device));
@@ -51,18 +50,11 @@ EXPORT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CU
 }
 
 // Functions by name: those of this library, and for the others one that says that the device cannot do it.
-static void* function_named(const char* name) {
-    auto unsupported = [] { return CUDA_ERROR_NOT_SUPPORTED; };
-    void* function = dlsym(RTLD_DEFAULT, name);
-    return function ? function : reinterpret_cast<void*>(+unsupported);
-}
-EXPORT CUresult cuGetProcAddress(const char* name, void** function, int, cuuint64_t,
-                                 CUdriverProcAddressQueryResult* result) {
-    if (result) *result = CU_GET_PROC_ADDRESS_SUCCESS;
-    return *function = function_named(name), CUDA_SUCCESS;
-}
 EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
                                                     unsigned long long, cudaDriverEntryPointQueryResult* result) {
+    auto unsupported = [] { return CUDA_ERROR_NOT_SUPPORTED; };
+    *function = dlsym(RTLD_DEFAULT, name);
+    if (!*function) *function = reinterpret_cast<void*>(+unsupported);
     if (result) *result = cudaDriverEntryPointSuccess;
-    return *function = function_named(name), cudaSuccess;
+    return cudaSuccess;
 }

@@ -30,7 +30,6 @@ Seconds kernel_time(const std::string& kernel, int device);
 
 // device.cpp
 int device_count();
-int physical_device(int device);  // what CUDA_VISIBLE_DEVICES makes visible under this number
 int current_device();
 cudaError_t failed(cudaError_t error);  // notes it for cudaGetLastError
 cudaError_t check_device();             // an error once the current device is lost
@@ -61,6 +60,7 @@ void sleep_until(Seconds time);
 void spend_us(const char* setting, double times = 1);  // the host is busy for that long
 Stream& stream_of(cudaStream_t handle);
 void submit(Stream& stream, const Task& task);
+void submit(Stream& stream, const Work& work);  // that is the same in each replay
 void submit(Stream& stream, Seconds duration, std::function<void()> effect = [] {});  // of work that never waits
 void wait_for(Stream& stream);  // the host sleeps until it is idle
 void wait_for_device();

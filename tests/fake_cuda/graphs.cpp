@@ -81,11 +81,7 @@ EXPORT cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
                                                  unsigned long long) {
     count("graphs", "instantiated");
-    return hand_out(executable, new Graph(object_of<Graph>(graph))), cudaSuccess;
-}
-EXPORT cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete &object_of<Graph>(graph), cudaSuccess; }
-EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
-    return delete &object_of<Graph>(graph), cudaSuccess;
+    return hand_out(executable, &object_of<Graph>(graph)), cudaSuccess;  // which nothing destroys
 }
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     auto& graph = object_of<Graph>(executable);

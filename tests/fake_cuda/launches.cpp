@@ -1,7 +1,6 @@
 // Kernels: what a library registers when it is loaded, and launches, of which only the time and the name remain.
 // Also the handles of cuBLAS and cuDNN, whose computing functions count as one kernel each.
 #include <cstring>
-#include <tuple>
 #include <unordered_map>
 
 #include "fake.h"
@@ -32,13 +31,11 @@ EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const ch
     Guard guard(lock);
     names[function] = name;
 }
-static thread_local std::tuple<dim3, dim3, size_t, cudaStream_t> pushed;
-EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
-    return pushed = {grid, block, shared_bytes, stream}, 0;
-}
-EXPORT cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes,
-                                              cudaStream_t* stream) {
-    return std::tie(*grid, *block, *shared_bytes, *stream) = pushed, cudaSuccess;
+// Of a launch's configuration only the stream counts.
+static thread_local cudaStream_t pushed;
+EXPORT unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t stream) { return pushed = stream, 0; }
+EXPORT cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, cudaStream_t* stream) {
+    return *stream = pushed, cudaSuccess;
 }
 // A kernel's handle is the address of its function.
 EXPORT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
@@ -46,9 +43,6 @@ EXPORT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 }
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
     return launch(names.at(kernel), stream);
-}
-EXPORT cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t stream) {
-    return launch(names.at(function), stream);
 }
 // Enough for every choice of a launch's shape that PyTorch makes from it.
 EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
@@ -62,12 +56,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const v
 
 // cuBLAS and cuDNN; what is not here, library.py makes by the patterns of their names. Integers stand for their
 // types, whose headers hide the functions behind macros.
-EXPORT int cublasLtMatmul(Handle*, void*, const void*, const void*, void*, const void*, void*, const void*, void*,
-                          const void*, void*, void*, const void*, void*, size_t, cudaStream_t stream) {
-    return launch("cublasLtMatmul", stream) ? 13 : 0;  // CUBLAS_STATUS_EXECUTION_FAILED
-}
 EXPORT size_t cudnnGetVersion() { return size_t(setting("cudnn_version")); }
-EXPORT int cudnnBackendDestroyDescriptor(void* descriptor) { return delete static_cast<Handle*>(descriptor), 0; }
 // Whatever it is asked for, there is one, and it is zero: one engine, without a workspace.
 EXPORT int cudnnBackendGetAttribute(void*, int, int type, int64_t wanted, int64_t* found, void* values) {
     constexpr int number = 3, real = 5, descriptor = 15;  // of 8 bytes, and an object (cudnn_graph.h)

@@ -26,8 +26,10 @@ NVML = {  # what is loaded by its name, and nobody wrote
         "InitWithFlags",
         "Shutdown",
         "DeviceGetComputeRunningProcesses",
+        "DeviceGetHandleByPciBusId_v2",
         "DeviceGetNvLinkRemoteDeviceType",
         "DeviceGetNvLinkRemotePciInfo_v2",
+        "SystemGetCudaDriverVersion_v2",
     )
 }
 CALLED = r"(nccl[A-Z]|nvml|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[A-Z]|__cuda|nvrtc|nvJitLink)"
@@ -36,7 +38,7 @@ CALLED = r"(nccl[A-Z]|nvml|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[
 # is left of the CUDA runtime, its driver and NCCL fails, so that nothing is taken to work that does not.
 HARMLESS = re.compile(
     r"cublas|cudnn|cusparse|cusolver|curand|cufft|cupti|cudaProfiler|cuda\w*Destroy|cu(da)?FuncSet"
-    r"|__cuda(Register|Unregister|Init)|ncclComm(Finalize|Destroy)|cuInit|nvml(Init|Shutdown)"
+    r"|__cuda(Register|Unregister|Init)|ncclCommFinalize|cuInit|nvml(Init|Shutdown)"
 )
 TEXTS = re.compile(r"(cuda|cudnn|cublas|nccl)\w*(ErrorName|ErrorString|LastError|StatusString)$")
 ANSWERS = {  # what others write through their parameter of this number
@@ -47,6 +49,7 @@ ANSWERS = {  # what others write through their parameter of this number
     "cuOccupancyMaxActiveClusters": (0, "int", "1"),
     "cuGetErrorString": (1, "const char*", '"an error of the driver"'),
     "nvmlDeviceGetComputeRunningProcesses": (1, "unsigned", "0"),
+    "nvmlDeviceGetHandleByPciBusId_v2": (1, "long", "1"),
     "cuDevicePrimaryCtxGetState": (2, "int", "1"),  # active
     "ncclCommGetAsyncError": (1, "int", "0"),
     "cublasLtMatmulAlgoGetHeuristic": (9, "int", "1"),  # one algorithm, without a workspace
@@ -59,7 +62,7 @@ CREATES = (
     r"(Create(\w*Descriptor|_v2)?|DescCreate|LayoutCreate|PreferenceCreate|CreateCsr|CreateDnMat|DnCreate)$"
 )
 COMPUTES = (
-    r"cublas(?!Lt|Get|Set).*(gemm|gemv|dot|axpy|scal|nrm2|trsm|syrk|ger|Gemm|Dot)|cudnnBackendExecute$"
+    r"cublas(?!Lt|Get|Set).*(gemm|gemv|dot|axpy|scal|nrm2|trsm|syrk|ger|Gemm|Dot)|cublasLtMatmul$|cudnnBackendExecute$"
     r"|cudnn(BatchNormalization|Convolution|Pooling)(Forward|Backward)"
 )
 

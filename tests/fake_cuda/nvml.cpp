@@ -30,16 +30,10 @@ static int check(void* device) {
 }
 
 EXPORT const char* nvmlErrorString(int error) { return error == GPU_IS_LOST ? "GPU is lost" : "an error of NVML"; }
-EXPORT int nvmlDeviceGetCount_v2(unsigned* number) { return *number = unsigned(setting("devices", 1)), SUCCESS; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned* number) { return *number = device_count(), SUCCESS; }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** device) {
     return *device = reinterpret_cast<void*>(uintptr_t(number + 1)), check(*device);
 }
-EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
-    unsigned bus = 1;
-    sscanf(id, "%*x:%x", &bus);
-    return nvmlDeviceGetHandleByIndex_v2(bus - 1, device);
-}
-EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) { return cudaDriverGetVersion(version); }
 EXPORT int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
     return snprintf(uuid, bytes, "GPU-00000000-0000-0000-0000-%012d", number_of(device) + 1), check(device);
 }

@@ -45,8 +45,7 @@ static std::string json() {
 EXPORT const char* fake_cuda_report() {
     static thread_local std::string text;
     Guard guard(lock);
-    text = "{\"total\": " + json() + ", \"before_run\": " + before_run + "}";
-    return text.c_str();
+    return (text = "{\"total\": " + json() + ", \"before_run\": " + before_run + "}").c_str();
 }
 
 __attribute__((destructor)) static void write_report() {
@@ -54,7 +53,7 @@ __attribute__((destructor)) static void write_report() {
     if (!path || getpid() != process) return;
     std::string name = path;
     size_t place = name.find("%d");
-    if (place != std::string::npos) name.replace(place, 2, std::to_string(physical_device(current_device())));
+    if (place != std::string::npos) name.replace(place, 2, std::to_string(current_device()));
     std::ofstream(name) << fake_cuda_report() << "\n";
 }
 

@@ -37,6 +37,6 @@ Seconds kernel_time(const std::string& kernel, int device) {
     for (auto& [key, value] : settings())
         if (key.starts_with(prefix) && kernel.find(key.substr(prefix.size())) != std::string::npos)
             us = setting(key);
-    bool slow = physical_device(device) == setting("slow_device", -1);
+    bool slow = device == setting("slow_device", -1);
     return us * 1e-6 * (slow ? setting("slow_factor", 1) : 1);
 }

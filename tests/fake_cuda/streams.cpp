@@ -45,12 +45,14 @@ void submit(Stream& stream, const Task& task) {
     stream.waiting.emplace_back(now(), std::move(work));
 }
 
+void submit(Stream& stream, const Work& work) {
+    submit(stream, Task([work] { return work; }));
+}
 void submit(Stream& stream, Seconds duration, std::function<void()> effect) {
-    Work work = [=](Stream& on, Seconds enqueued) {
+    submit(stream, [=](Stream& on, Seconds enqueued) {
         on.occupy(enqueued, duration);
         return effect(), true;
-    };
-    submit(stream, [work] { return work; });
+    });
 }
 
 // Performs what can be performed: what one stream has done may be what another waits for.
@@ -102,36 +104,20 @@ struct Record {
     std::shared_ptr<Capture> capture;  // in a graph it is a place, which is never reached
     Seconds at = -1;                   // negative: not reached
 };
-struct Event {
-    bool timed;
-    std::shared_ptr<Record> last = nullptr;
+using Event = std::shared_ptr<Record>;  // the last one; before it the event counts as reached
 
-    // A new one counts as reached.
-    cudaError_t status() const {
-        return !last || (last->at >= 0 && last->at <= now()) ? cudaSuccess : cudaErrorNotReady;
-    }
-};
+static cudaError_t status(const Event& event) {
+    return !event || (event->at >= 0 && event->at <= now()) ? cudaSuccess : cudaErrorNotReady;
+}
 
-static cudaError_t wait_event(Stream& stream, const std::shared_ptr<Record>& record) {
-    if (!record) return cudaSuccess;
-    if (record->capture) {  // the stream joins the capture, or work comes back to it
-        if (stream.capture && stream.capture != record->capture) return cudaErrorStreamCaptureMerge;
-        Capture& capture = *record->capture;
-        stream.capture = record->capture;
-        capture.streams.insert(&stream);
-        capture.unjoined.erase(record->stream);
-        if (&stream != capture.origin) capture.unjoined.insert(&stream);
-        return cudaSuccess;
-    }
-    if (stream.capture) {
-        stream.capture->broken = true;
-        return cudaErrorStreamCaptureIsolation;
-    }
-    Work work = [record](Stream& on, Seconds enqueued) {
-        if (record->at >= 0) on.occupy(std::max(enqueued, record->at), 0);
-        return record->at >= 0;
-    };
-    submit(stream, [work] { return work; });
+// The stream joins the capture, or work comes back to it.
+static cudaError_t join(Stream& stream, const Record& place) {
+    if (stream.capture && stream.capture != place.capture) return cudaErrorStreamCaptureMerge;
+    stream.capture = place.capture;
+    Capture& capture = *place.capture;
+    capture.streams.insert(&stream);
+    capture.unjoined.erase(place.stream);
+    if (&stream != capture.origin) capture.unjoined.insert(&stream);
     return cudaSuccess;
 }
 
@@ -155,13 +141,23 @@ EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 EXPORT cudaError_t cudaDeviceSynchronize() {
     return call_waiting("cudaDeviceSynchronize", refuse_unsafe, wait_for_device);
 }
-EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    return call_device("event_host_us",
-                       [&] { return wait_event(stream_of(stream), object_of<Event>(event).last); });
+EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
+    return call_device("event_host_us", [&] {
+        Stream& stream = stream_of(handle);
+        Event record = object_of<Event>(event);
+        if (!record) return cudaSuccess;
+        if (record->capture) return join(stream, *record);
+        if (stream.capture) return stream.capture->broken = true, cudaErrorStreamCaptureIsolation;
+        submit(stream, [record](Stream& on, Seconds enqueued) {
+            if (record->at >= 0) on.occupy(std::max(enqueued, record->at), 0);
+            return record->at >= 0;
+        });
+        return cudaSuccess;
+    });
 }
 
-EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned flags) {
-    return hand_out(handle, new Event{!(flags & cudaEventDisableTiming)}), cudaSuccess;
+EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
+    return hand_out(handle, new Event), cudaSuccess;
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -170,7 +166,7 @@ EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
 EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned) {
     return call_device("event_host_us", [&] {
         Stream& stream = stream_of(handle);
-        auto made = object_of<Event>(event).last = std::make_shared<Record>(Record{&stream, stream.capture});
+        auto made = object_of<Event>(event) = std::make_shared<Record>(Record{&stream, stream.capture});
         if (!stream.capture) submit(stream, 0, [made] { made->at = made->stream->done_at; });
     });
 }
@@ -182,15 +178,15 @@ EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
     return call([&] {
         if (auto refused = refuse_unsafe()) return refused;
         progress();
-        return object_of<Event>(event).status();
+        return status(object_of<Event>(event));
     });
 }
 // Not counted: the host waits for an event to stay at most two steps ahead (common/timing/steps.py), which costs
 // nothing while the device is busy.
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    std::shared_ptr<Record> record;
+    Event record;
     auto refuse = [&] {
-        record = object_of<Event>(event).last;
+        record = object_of<Event>(event);
         auto unsafe = refuse_unsafe();
         return !unsafe && record && record->capture ? cudaErrorCapturedEvent : unsafe;
     };
@@ -201,8 +197,8 @@ EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     return call([&] {
         Event &first = object_of<Event>(begin), &second = object_of<Event>(end);
-        if (!first.last || !second.last || !first.timed || !second.timed) return cudaErrorInvalidResourceHandle;
-        *milliseconds = float((second.last->at - first.last->at) * 1e3);
-        return std::max(first.status(), second.status());
+        if (!first || !second) return cudaErrorInvalidResourceHandle;
+        *milliseconds = float((second->at - first->at) * 1e3);
+        return std::max(status(first), status(second));
     });
 }

@@ -4,7 +4,9 @@ Drawing takes nearly all of a page's time, so it is done for one input in 20. In
 data and its captions.
 """
 
+import atexit
 import json
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -131,6 +133,7 @@ def comparison_bytes(rng: Random) -> bytes:
 @cache
 def _tree() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-tree-"))
+    atexit.register(shutil.rmtree, folder)
     make_set(folder / "org", "deepcam", (10.0, 11.0), epochs=2)
     return folder
 

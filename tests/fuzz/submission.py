@@ -1,5 +1,6 @@
 """Readers of ``mlhpc.submission``: logs, run folders, system descriptions, archives, the official tools."""
 
+import atexit
 import gzip
 import hashlib
 import io
@@ -176,6 +177,7 @@ def read_run(data: bytes, scratch: Path) -> None:
 @cache
 def _tree() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-tree-"))
+    atexit.register(shutil.rmtree, folder)
     make_set(folder / "org", "deepcam", epochs=1)
     return folder
 

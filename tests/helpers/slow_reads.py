@@ -1,7 +1,9 @@
 """Runs with injected delays (``slow_reads.c``), and what the delays must have cost by ``loader_model``."""
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -81,7 +83,9 @@ class Cell:
 @cache
 def library() -> Path:
     """The compiled library. Needs a C compiler."""
-    source, built = Path(__file__).with_name("slow_reads.c"), Path(mkdtemp()) / "slow_reads.so"
+    source, folder = Path(__file__).with_name("slow_reads.c"), Path(mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    built = folder / "slow_reads.so"
     subprocess.run(["cc", "-O2", "-Wall", "-shared", "-fPIC", "-o", built, source, "-ldl"], check=True)
     return built
 

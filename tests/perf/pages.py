@@ -1,8 +1,8 @@
 """How large pages are, and how long headless Chromium takes to draw them.
 
-    python tests/perf/pages.py [--results TREE] [--copies 12] [--repeats 3] [--keep DIR]
+    python tests/perf/pages.py [--sets 100] [--runs 1000] [--results TREE] [--copies 12] [--repeats 3] [--keep DIR]
 
-Measures the page of a run of 100 epochs on 8 ranks; of a comparison of 100 sets of 10 logs; of one of 1 000 runs
+Measures the page of a run of 100 epochs on 8 ranks; of a comparison of ``--sets`` of 10 logs; of one of ``--runs``
 of this suite, each a set of its own; and, with ``--results`` (the published sets of MLPerf HPC, say), of that tree
 as often as ``--copies`` says, each copy by another submitter and at another time. Goals: a run page below 2 MB, a
 comparison of 1 000 logs below 5 MB, both drawn within 2 s.
@@ -129,6 +129,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--sets", type=int, default=100)
+    parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--copies", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
@@ -138,12 +140,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         make_run(scratch / "run", epochs=100, ranks=8)
-        for n in range(100):
+        for n in range(options.sets):
             minutes = [10.0 + n / 10 + i / 100 for i in range(10)]
             make_set(
                 scratch / "sets" / f"org{n}", minutes=minutes, nodes=2 ** (n % 8), system=f"system{n % 8}"
             )
-        for n in range(1000):
+        for n in range(options.runs):
 
             def later(lines: list[dict[str, Any]], n: int = n) -> None:
                 for line in lines:
@@ -155,10 +157,11 @@ def main() -> None:
                 settings=[f"loading.workers={1 + n % 4}"],
                 log=later,
             )
+        sets, runs = options.sets, options.runs
         pages = {
             "a run": lambda out: report(scratch / "run", quiet, out=out),
-            "1000 logs in 100 sets": lambda out: report_on([scratch / "sets"], quiet, out),
-            "1000 logs in 1000 sets": lambda out: report_on([scratch / "runs"], quiet, out),
+            f"{10 * sets} logs in {sets} sets": lambda out: report_on([scratch / "sets"], quiet, out),
+            f"{runs} logs in {runs} sets": lambda out: report_on([scratch / "runs"], quiet, out),
         }
         if options.results:
             copied(options.results, scratch / "copies", options.copies)

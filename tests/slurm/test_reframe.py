@@ -27,7 +27,7 @@ def reframe(folder, partition, target, env=os.environ, **variables):
         ["reframe", "-C", FOLDER / "settings.py", "-c", FOLDER / "mlhpc_test.py", "-n", "benchmark=deepcam",
          f"--system=site:{partition}", f"--prefix={folder}", f"--report-file={report}", *words, "-r"],
         cwd=folder, capture_output=True, text=True, timeout=400,
-        env={**env, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"},
+        env={**env, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "TMPDIR": str(folder)},  # of its log
     )  # fmt: skip
     assert report.exists(), done.stdout + done.stderr
     (case,) = json.loads(report.read_text())["runs"][0]["testcases"]

@@ -106,9 +106,9 @@ def test_horovodrun(how, status):
 
 
 @HOW
-def test_torchrun(how, status):
+def test_torchrun(how, status, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run([*torchrun, "--no-python"], how, framework="torch")
+    done = run([*torchrun, "--log-dir", tmp_path, "--no-python"], how, framework="torch")
     assert bool(done.returncode) == bool(status), done.stderr
     expected = "rank 1/2 node 0/1 by torchrun is done" if how == "well" else "was lost in phase 'epoch 2'"
     assert expected in done.stdout + done.stderr

@@ -3,8 +3,6 @@ compute is not, so losses and metrics say nothing here."""
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -78,7 +76,7 @@ def on_device(
     argv: list[object] = ["-m", "mlhpc", "run", benchmark, "--data", data, "--out", out, "--seed", 7, *words]
     argv += [word for setting in settings for word in ("--set", setting)]
     env = devices(model, changes, reports) | {"TMPDIR": str(folder)}
-    return Done(_run(argv, env, preload), out, reports)
+    return Done(run(argv, env, preload), out, reports)
 
 
 def command(
@@ -89,20 +87,20 @@ def command(
 ) -> CompletedProcess[str]:
     """``mlhpc`` with ``words`` where there are devices of ``model``."""
     argv = ["-m", "mlhpc", *words, *(word for setting in settings for word in ("--set", setting))]
-    return _run(argv, devices(model, changes))
+    return run(argv, devices(model, changes))
 
 
 def python(code: str, **changes: object) -> str:
     """What ``code`` prints in a process of its own where there are devices, their model with ``changes``."""
-    env = os.environ | loader() | devices(changes=changes)
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    done = run(["-c", code], devices(changes=changes))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def _run(
+def run(
     argv: Sequence[object], env: dict[str, str], preload: dict[str, str] | None = None
 ) -> CompletedProcess[str]:
+    """``python ARGV`` with the variables of ``devices`` in a process of its own, which has loaded PyTorch."""
     loaded = loader()
     if preload:
         loaded |= preload | {"LD_PRELOAD": f"{loaded['LD_PRELOAD']}:{preload['LD_PRELOAD']}"}

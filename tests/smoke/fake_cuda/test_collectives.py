@@ -66,6 +66,7 @@ def test_two_ranks_exchange_data_and_sums_are_rounded_once(tmp_path):
     """In bfloat16, whose values have 8 bits, 257 lies between 256 and 258 and goes to the even one, 259 to 260."""
     words = [sys.executable, "-c", PROGRAM, str(build())]
     env = os.environ | devices(changes={"devices": 2})
+    (tmp_path / "nccl").mkdir()
     ranks = [
         subprocess.Popen(
             [*words, str(rank), str(tmp_path / "nccl")], env=env, stdout=subprocess.PIPE, text=True

@@ -6,6 +6,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,23 @@ def decided(done, rank=0):
     return note["replayed"], note["reason"]
 
 
+@pytest.fixture(scope="module")
+def replayed(sets, tmp_path_factory):
+    """The run of a benchmark in a precision whose steps are replayed, made once."""
+
+    @cache
+    def run(benchmark, precision):
+        folder = tmp_path_factory.mktemp("replayed")
+        return on_device(folder, sets[benchmark], benchmark, ON, f"training.precision={precision}")
+
+    return run
+
+
 @pytest.mark.parametrize("benchmark", STEPS)
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_captures_before_the_start_and_replays_every_batch(sets, tmp_path, benchmark, precision):
+def test_captures_before_the_start_and_replays_every_batch(replayed, benchmark, precision):
     """One launch a step, with optimizer and loss scale in it, and one for the network in an evaluation."""
-    done = on_device(tmp_path, sets[benchmark], benchmark, ON, f"training.precision={precision}")
+    done = replayed(benchmark, precision)
     assert len(done.result()["epochs"]) == 2 and decided(done) == (True, ""), done.said
     counted = done.counted()
     assert counted["graphs"] == {"launched": 2 * (STEPS[benchmark] + EVALUATIONS[benchmark])}
@@ -41,14 +54,10 @@ def test_captures_before_the_start_and_replays_every_batch(sets, tmp_path, bench
     assert "host to device, pageable" not in counted["copies"], counted["copies"]
 
 
-def test_a_step_has_a_few_launches_and_no_wait(sets, tmp_path):
+def test_a_step_has_a_few_launches_and_no_wait(replayed, sets, tmp_path):
     """Twice as many steps have a few more launches each, for rate and loss, and no more waits."""
-    few, many = (
-        on_device(
-            tmp_path / str(size), sets["deepcam"], "deepcam", ON, f"hyperparameters.global_batch_size={size}"
-        )
-        for size in (4, 2)
-    )
+    few = replayed("deepcam", "float32")
+    many = on_device(tmp_path, sets["deepcam"], "deepcam", ON, "hyperparameters.global_batch_size=2")
     more = 2 * (13 // 2 - 13 // 4)  # steps
     launches = [sum(done.counted()["kernels"].values()) for done in (few, many)]
     assert launches[1] - launches[0] <= 4 * more

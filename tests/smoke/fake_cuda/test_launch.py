@@ -1,10 +1,7 @@
 """Kernels launched without Triton's own Python are those that it would have launched, with the same arguments."""
 
-import os
-import subprocess
-import sys
-
-from fake_cuda.library import devices, loader
+from fake_cuda.library import devices
+from smoke.fake_cuda.conftest import run
 
 PROGRAM = """
 import torch, triton, triton.language as tl
@@ -66,6 +63,5 @@ print("equal")
 def test_the_kernels_and_arguments_are_tritons(tmp_path):
     program = tmp_path / "program.py"  # Triton reads its kernels' source
     program.write_text(PROGRAM)
-    env = os.environ | loader() | devices()
-    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=300)
+    done = run([program], devices())
     assert done.stdout == "equal\n", done.stderr

@@ -71,7 +71,7 @@ def test_runs_of_it_start_in_the_folder_above_a_clone(installed, data, tmp_path)
         return done.stdout
 
     python, script = sys.executable, Path(sys.executable).with_name("mlhpc")
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir=log"]
     run = ["run", "blobs", "--data", data, "--out"]
     assert started(python, "-m", "mlhpc", "--version") == started(script, "--version")
     started(python, "-m", "mlhpc", *run, "ranks", "--ranks", 2)

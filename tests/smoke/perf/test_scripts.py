@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_cuda.library import devices, loader
 from golden.make_run import make_run
+from ranks.need import need
 from smoke.conftest import TINY, mlhpc
 
 from mlhpc.common.ranks.environment import set_variables
@@ -17,6 +18,14 @@ from mlhpc.common.ranks.environment import set_variables
 SCRIPTS = Path(__file__).parents[2] / "perf"
 TINY_STEP = "--batch 1 --rows 32 --columns 48 --steps 1 --rounds 1 --precision float32"
 ONE_ROUND = "--rounds 1 --seconds 0 --no-sweep --no-shuffle"
+PARTS = dict.fromkeys(("staging", "data_wait", "step", "evaluation", "eval_data_wait", "cost"), 1.0)
+WAITED = {  # a run, as data_wait.py records it; tests/smoke/mlhpc/test_data_wait.py has such runs
+    "cell": "deepcam",
+    "injected": 1.0,
+    "simulated": {**PARTS, "lost": [1.0]},
+    "reported": PARTS,
+    "lost": [[0, 1.0]],
+}
 TRAINED = {  # ways to train, of which the tests below write what runs would have recorded
     "codec_equivalence": [
         "npy",
@@ -38,6 +47,7 @@ SMALLEST = {
     "cosmoflow_input": "--side 16 --batch 2 --samples 4 --rounds 1 --seconds 0.1",
     "cosmoflow_step": "--side 32 --batch 1 --rounds 1 --precision float32",
     "cosmoflow_techniques": f"{RECORDED} --data {{work}}",
+    "data_wait": "{work} --only none",
     "deepcam_profile": f"--device cpu --ways eager {TINY_STEP}",
     "deepcam_step": f"--only ours {TINY_STEP}",
     "direct_reads": "--folder {work} --file-mb 0.1 --files 4 --threads 1 --rounds 1",
@@ -60,14 +70,13 @@ SMALLEST = {
 ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 --mode eager --seconds 0.1"}
 ELSEWHERE = {
     "codec_study": "minutes",
-    "data_wait": "tests/smoke/mlhpc/test_data_wait.py",
     "deepcam_input": "mlcommons/hpc",
     "equivalence": "imported",
     "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py",
     "io_dlio": "DLIO",
     "io_scaling": "minutes",
     "io_similarity": "minutes",
-    "pages": "Chromium",
+    "pages": "Chromium: test_pages_are_drawn",
     "smoke_baselines": "scikit-learn",
     "steady_storage": "FUSE",
     "step_prediction": "minutes",
@@ -112,6 +121,8 @@ def record_runs(script, folder):
 def test_runs_at_its_smallest_size(sample, variables, tmp_path, script):
     if script in TRAINED:
         record_runs(script, tmp_path)
+    if script == "data_wait":
+        (tmp_path / "cells.jsonl").write_text(json.dumps(WAITED) + "\n")
     recorded = make_run(tmp_path / "run") if "{run}" in SMALLEST[script] else ""
     run(script, SMALLEST[script].format(sample=sample, work=tmp_path, run=recorded), variables)
 
@@ -119,6 +130,12 @@ def test_runs_at_its_smallest_size(sample, variables, tmp_path, script):
 @pytest.mark.parametrize("script", ON_DEVICE)
 def test_runs_on_a_device(variables, script):
     run(script, ON_DEVICE[script], variables | loader() | devices())
+
+
+@pytest.mark.system
+def test_pages_are_drawn(variables):
+    need("chromium")
+    run("pages", "--sets 2 --runs 3 --repeats 1", variables)
 
 
 def test_every_script_is_run_or_has_a_reason():

@@ -376,6 +376,14 @@ def test_an_error_raised_by_all_ranks_is_reported_by_rank_0_only(monkeypatch, ra
     assert isinstance(raised.value, AlreadyReported) == (rank > 0 and other == "the same")
 
 
+def test_a_rank_that_ends_without_exit_handlers_leaves_no_temporary_folder(tmp_path):
+    program = "forkserver.ensure_running(); launch.end_with(3)"
+    imports = "from multiprocessing import forkserver; from mlhpc.common.ranks import launch; "
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", imports + program], env=env, timeout=60).returncode == 3
+    assert not list(tmp_path.iterdir())
+
+
 ONE_NODE = TORCHRUN | {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 
 
