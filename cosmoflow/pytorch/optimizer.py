@@ -34,6 +34,8 @@ class KerasSGD(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[Tensor], lr: Tensor, *, momentum: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
         self._step_supports_amp_scaling = True
+        for weight in self.param_groups[0]["params"]:  # now, not in a hole of the first step's memory
+            self.state[weight]["velocity"] = torch.zeros_like(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -44,20 +46,13 @@ class KerasSGD(torch.optim.Optimizer):
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             gradients = [weight.grad for weight in weights]
-            velocities = [self._velocity(weight) for weight in weights]
+            velocities = [self.state[weight]["velocity"] for weight in weights]
             found_inf = unscale(self, gradients)
             torch._foreach_mul_(gradients, -group["lr"])
             momentum_step(
                 weights, gradients, velocities, momentum=group["momentum"], lr=-1.0, found_inf=found_inf
             )
         return loss
-
-    def _velocity(self, weight: Tensor) -> Tensor:
-        state = self.state[weight]
-        if not state:
-            state["velocity"] = torch.zeros_like(weight)
-        velocity: Tensor = state["velocity"]
-        return velocity
 
 
 class KerasAdam(torch.optim.Adam):
