@@ -5,7 +5,7 @@ PyTorch calls NVIDIA's and AMD's devices "cuda" (HIP replaces CUDA in builds for
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Self
 from weakref import WeakSet
@@ -23,9 +23,14 @@ GRAPHS = "training.cuda_graphs"
 MIN_NCCL = (2, 9, 6)
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Work = Callable[..., Tensor]
-Capture = Callable[[Work, tuple[Tensor, ...]], Callable[[], Tensor]]
-"""Records the operations of ``work(*inputs)`` without running them, and returns a function that runs them on the
-current content of ``inputs``. Its result is in the same memory each time."""
+Replay = Callable[[], Tensor]
+Capture = Callable[[Sequence[tuple[Work, tuple[Tensor, ...]]], bool], list[Replay]]
+"""Records the operations of each ``work(*inputs)`` without running them, and returns functions that run them on
+the current content of ``inputs``. A result is in the same memory each time, which other replays may overwrite.
+With the flag, a capture is tried with several sizes of the pool's memory, and the smallest is kept."""
+Fill = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+ARENAS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+"""Sizes of one piece of memory for a capture that are tried, as shares of what it takes in pieces of any size."""
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
 """Prefixes of runtime calls in a profile, which launch kernels but compute nothing."""
 
@@ -164,6 +169,29 @@ def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
     return move
 
 
+def filler(device: torch.device) -> Fill:
+    """A function that copies a batch, tensors of any shape, into the first samples of tensors on ``device``; for
+    an accelerator, through memory for one batch, on a separate stream, during the previous step."""
+    if not _is_accelerator(device):
+        return _copy
+    copies = torch.Stream(device)
+
+    def fill(held: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
+        with copies:
+            moved = [part.to(device, non_blocking=True) for part in batch]
+        computing = torch.accelerator.current_stream(device)
+        computing.wait_stream(copies)
+        _copy(held, moved)
+        copies.wait_stream(computing)  # the next batch is moved through the same memory
+
+    return fill
+
+
+def _copy(held: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
+    for memory, part in zip(held, batch, strict=True):
+        memory[: len(part)].copy_(part)
+
+
 def peak_memory(device: torch.device) -> int | None:
     """Peak device memory, in bytes, of PyTorch's tensors; None for a CPU."""
     return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
@@ -198,6 +226,15 @@ def without_graphs(device: torch.device, ranks: int) -> str:
     return f"it needs {ASYNC_ERRORS}=0 before ranks connect" if handled else ""
 
 
+def release_memory(device: torch.device) -> None:
+    """Give back the memory of an NVIDIA GPU that PyTorch keeps for later tensors, and cuBLAS's workspaces."""
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
 def capture_on(device: torch.device) -> Capture:
     """A function that captures work on ``device``, always into the same memory pool. From now on the calling
     thread uses a separate stream, since the default stream cannot be captured; DistributedDataParallel must be
@@ -207,26 +244,46 @@ def capture_on(device: torch.device) -> Capture:
     stream.wait_stream(torch.cuda.current_stream(device))
     torch.cuda.set_stream(stream)
 
-    def capture(work: Work, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    def recorded(work: Work, inputs: tuple[Tensor, ...], arena: int) -> Replay:
         nonlocal pool
         if not alive:  # once no graph uses a pool, nothing can be captured into it
             pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         alive.add(graph)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # frees eager steps' memory; torch.cuda.graph would free pinned batches too
         # Other threads, such as NCCL's, may still make the calls that this one may not.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
+            torch.empty(
+                arena, dtype=torch.uint8, device=device
+            )  # freed at once, and divided among what follows
             result = work(*inputs)
         finally:
             graph.capture_end()
+            torch._C._cuda_clearCublasWorkspaces()  # those in the pool
 
         def replay() -> Tensor:
             graph.replay()
             return result
 
         return replay
+
+    def all_recorded(
+        parts: Sequence[tuple[Work, tuple[Tensor, ...]]], arena: int
+    ) -> tuple[list[Replay], int]:
+        release_memory(device)  # torch.cuda.graph would give back page-locked batches too
+        made = [recorded(*part, 0 if n else arena) for n, part in enumerate(parts)]
+        return made, torch.cuda.memory_reserved(device)
+
+    def capture(parts: Sequence[tuple[Work, tuple[Tensor, ...]]], compact: bool) -> list[Replay]:
+        arena = 0
+        if compact:
+            release_memory(device)
+            others = torch.cuda.memory_reserved(device)
+            most = all_recorded(parts, 0)[1]
+            tried = (int(share * (most - others)) for share in ARENAS)
+            arena = min([(most, 0), *((all_recorded(parts, size)[1], size) for size in tried)])[1]
+            torch.cuda.reset_peak_memory_stats(device)
+        return all_recorded(parts, arena)[0]
 
     return capture
 

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.pytorch.devices import GRAPHS, Capture, Work, capture_on, mover, without_graphs
+from mlhpc.common.pytorch.devices import (
+    GRAPHS,
+    Capture,
+    Fill,
+    Replay,
+    Work,
+    capture_on,
+    filler,
+    release_memory,
+    without_graphs,
+)
 from mlhpc.common.pytorch.loading import TensorPair
 from mlhpc.common.pytorch.state import preserve_state, tensors_of
 from mlhpc.common.pytorch.step import Captured, Measured, State, Steps, WarmUpSizes, set_rate, warm_up
@@ -71,39 +81,45 @@ def start_steps(
 
 class Replayed:
     """Calls ``work``. While ``active``, ``work`` is captured after ``WARM_UP`` calls and then replayed for batches
-    of the largest size seen so far; other batches run eagerly."""
+    of the largest size seen so far, which ``fill`` copies into ``inputs``; other batches run eagerly.
+    ``evaluation``: see ``Captured``."""
 
-    def __init__(self, work: Work, capture: Capture, device: torch.device, active: bool) -> None:
-        self.active = active
-        self._work, self._capture, self._move = work, capture, mover(device)
+    def __init__(
+        self,
+        work: Work,
+        capture: Capture,
+        device: torch.device,
+        fill: Fill,
+        active: bool,
+        evaluation: bool = False,
+    ) -> None:
+        self.work, self.active = work, active
+        self._capture, self._device, self._fill, self._evaluation = capture, device, fill, evaluation
         self._calls = 0
-        self.inputs: tuple[Tensor, ...] = ()
-        self._replay: Callable[[], Tensor] | None = None
+        self.inputs: tuple[Tensor, ...] = ()  # without memory until the capture
+        self.replay: Replay | None = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        moved = tuple(map(self._move, batch))
-        if not self.inputs or (self._replay is None and len(moved[0]) > len(self.inputs[0])):
-            self.inputs = tuple(part.clone() for part in moved)
-        if self.active and len(moved[0]) == len(self.inputs[0]):
-            if self._replay is None and self._calls >= WARM_UP:
-                self.capture()
-            if self._replay is not None:
-                for held, new in zip(self.inputs, moved, strict=True):
-                    held.copy_(new)
-                return self._replay().clone()  # the next replay reuses its memory
+        samples = len(batch[0])
+        if not self.inputs or (self.replay is None and samples > len(self.inputs[0])):
+            self.inputs = tuple(torch.empty_like(part, device="meta") for part in batch)
+        whole = len(self.inputs[0])
+        if self.active and (samples == whole or (self._evaluation and samples < whole)):
+            if self.replay is None and self._calls >= WARM_UP:
+                capture_all([self], self._capture, self._device)
+            if self.replay is not None:
+                self._fill(self.inputs, batch)
+                result = self.replay()
+                return result if self._evaluation else result.clone()
         self._calls += 1
-        return self._work(*moved)
-
-    def capture(self) -> None:
-        """Capture the work now."""
-        self._replay = self._capture(self._work, self.inputs)
+        return self.work(*batch)
 
 
 class Graphs:
     """The graphs of a run's training and evaluation step."""
 
     def __init__(self, capture: Capture, device: torch.device) -> None:
-        self._capture, self._device = capture, device
+        self._capture, self._device, self._fill = capture, device, filler(device)
         self._active = False
         self._parts: list[Replayed] = []
 
@@ -114,9 +130,10 @@ class Graphs:
         self._parts.clear()
         return self._replayed
 
-    def _replayed(self, work: Work) -> Work:
-        self._parts.append(Replayed(work, self._capture, self._device, self._active))
-        return self._parts[-1]
+    def _replayed(self, work: Work, *, evaluation: bool = False) -> Work:
+        part = Replayed(work, self._capture, self._device, self._fill, self._active, evaluation)
+        self._parts.append(part)
+        return part
 
     def objection(self, steps: Steps[Any], state: State, trial: Sequence[TensorPair], compared: bool) -> str:
         """Capture the steps and have them replayed, unless a rank objects. Returns the objection, the same on all
@@ -138,20 +155,17 @@ class Graphs:
         why = _vote(world, why) or _vote(world, self.captured())
         if not why:
             self.set_active(True)
-            if compared and (why := _vote(world, difference(first, second, take()))):
-                self.set_active(False)
+            if compared:
+                why = _vote(world, difference(first, second, take()))
+                self.set_active(not why)
+                release_memory(self._device)  # what the trial kept besides
         return why
 
     def captured(self) -> str:
-        """Capture the steps, all of which get their ``x`` in the same memory. Returns why the capture failed, or
-        an empty string."""
-        largest = max((part.inputs[0] for part in self._parts), key=len)
-        for part in self._parts:
-            part.inputs = (largest[: len(part.inputs[0])], *part.inputs[1:])
+        """Capture the steps. Returns why the capture failed, or an empty string."""
         try:
             # The evaluation comes first: its few large tensors leave room for the many of training.
-            for part in reversed(self._parts):
-                part.capture()
+            capture_all(self._parts[::-1], self._capture, self._device, compact=True)
         except (RuntimeError, UserError) as failure:
             error: BaseException = failure
             while error.__context__ is not None:  # the last error only says that the capture is broken
@@ -164,6 +178,20 @@ class Graphs:
         self._active = active
         for part in self._parts:
             part.active = active
+
+
+def capture_all(
+    parts: Sequence[Replayed], capture: Capture, device: torch.device, *, compact: bool = False
+) -> None:
+    """Capture ``parts``, all of which get their ``x`` in the same memory. ``compact``: see ``Capture``."""
+    release_memory(device)
+    x = torch.empty_like(max((part.inputs[0] for part in parts), key=len), device=device)
+    for part in parts:
+        rest = (torch.empty_like(each, device=device) for each in part.inputs[1:])
+        part.inputs = (x[: len(part.inputs[0])], *rest)
+    replays = capture([(part.work, part.inputs) for part in parts], compact)
+    for part, replay in zip(parts, replays, strict=True):
+        part.replay = replay
 
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:

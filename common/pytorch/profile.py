@@ -185,8 +185,15 @@ def _laid_out(result: Any, x: Tensor) -> Any:
 
 def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:
     name = func.overloadpacket.__name__
-    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    made = [each for each in tree_leaves(result) if isinstance(each, Tensor)] or given[:1]
+    given = _tensors((args, kwargs))
+    # An operation in place may return nothing. A fused optimizer writes gradients only if it unscales them.
+    unscales = kwargs.get("grad_scale") is not None
+    written = [
+        value
+        for value, argument in zip(args, func._schema.arguments, strict=False)
+        if argument.is_write and (unscales or argument.name != "grads")
+    ]
+    made = _tensors(result) or _tensors(written) or given[:1]
     read = {id(each): each for each in given}
     if name.startswith(("fill", "zero", "copy", "_foreach_copy")):  # the first tensor is only written
         for each in tree_leaves(args[0]):
@@ -199,6 +206,10 @@ def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:
         sum(map(_stored, (*read.values(), *made))),
         _products(name, args, made),
     )
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
 
 
 def _stored(tensor: Tensor) -> int:

@@ -37,7 +37,13 @@ Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]
 """A step on fields or images [b, channels, H, W] and their labels."""
 State = tuple[nn.Module, torch.optim.Optimizer, GradScaler, World]
-Captured = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+
+
+class Captured(Protocol):
+    """Turns ``work`` on a batch into a function that replays it. The result of an ``evaluation`` is valid until
+    the next replay; a batch smaller than the captured one is computed together with samples of earlier ones."""
+
+    def __call__(self, work: Callable[..., Tensor], *, evaluation: bool = False) -> Callable[..., Tensor]: ...
 
 
 class Steps(NamedTuple, Generic[Measured]):
@@ -123,8 +129,7 @@ def make_steps(
     captured: Captured | None = None,
 ) -> Steps[Measured]:
     """The steps of the model with the run's settings and with gradients averaged over ranks. Call it again after
-    freezing weights. ``captured``: a function that turns a training step, or the network in evaluation, into a
-    function that replays it."""
+    freezing weights. ``captured`` is applied to the training step and to the network in evaluation."""
     model, optimizer, scaler, world = state
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
@@ -240,19 +245,19 @@ def make_eval_step(
     def forward(x: Tensor) -> Tensor:
         if inner.training:
             inner.eval()
+        x = move(x)
+        if len(x) < filled:
+            x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
         with _autocast(device, precision):
             return compute(_ready(x, layout))
 
     if captured:
-        forward = captured(forward)
+        forward = captured(forward, evaluation=True)
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Measured:
         with _enough_memory(max(len(x), filled), "a smaller training.eval_batch_size"):
-            x, y = move(x), move(y)
-            if len(x) < filled:
-                x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
-            logits = forward(x)
+            logits, y = forward(x), move(y)
             with _autocast(device, precision):
                 return measure(logits[: len(y)], y)
 

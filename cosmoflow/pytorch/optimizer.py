@@ -32,21 +32,16 @@ class KerasSGD(GroupOptimizer):
 
     def __init__(self, parameters: Iterable[Tensor], lr: Tensor, *, momentum: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        for weight in self.param_groups[0]["params"]:  # now, not in a hole of the first step's memory
+            self.state[weight]["velocity"] = torch.zeros_like(weight)
 
     def step_group(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        velocities = [self._velocity(weight) for weight in weights]
+        velocities = [self.state[weight]["velocity"] for weight in weights]
         found_inf = unscale(self, gradients)
         torch._foreach_mul_(gradients, -group["lr"])
         momentum_step(
             weights, gradients, velocities, momentum=group["momentum"], lr=-1.0, found_inf=found_inf
         )
-
-    def _velocity(self, weight: Tensor) -> Tensor:
-        state = self.state[weight]
-        if not state:
-            state["velocity"] = torch.zeros_like(weight)
-        velocity: Tensor = state["velocity"]
-        return velocity
 
 
 class KerasAdam(GroupOptimizer, torch.optim.Adam):

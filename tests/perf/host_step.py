@@ -1,24 +1,29 @@
 """A training step on a GPU: the time it takes, the host's share, and what the device does, at local batch sizes of
 real runs.
 
-    python tests/perf/host_step.py [--benchmark NAME ...] [--precision NAME ...] [--mode eager graph] [--json]
+    python tests/perf/host_step.py [--benchmark NAME ...] [--precision NAME ...] [--mode eager graph]
+        [--ranks 1 2] [--json]
 
 Sizes and settings are the closed presets', batches are random and page-locked, and a step is what the loop of
 ``mlhpc run`` has without its loader and log: the timer's events, the rate, the copies and the step; ``graph`` is
 ``training.cuda_graphs``. Per row: ``step_ms``, of steps that follow one another; ``host_ms``, until a step returns
 on an idle device; ``device_ms``, the sum of its kernels and copies by the profiler; ``launches``, what the host
-gives the driver: kernels, copies, graphs; ``syncs``, waits of the host for the device; the peak of memory, in GB,
-with one evaluation. ``driver_ms``: what of ``host_ms`` a simulated device charges for its driver (tests/fake_cuda;
-with FAKE_CUDA_SET="kernel_us=0;moved_bytes=0" the rest is the host's own work).
+gives the driver: kernels, copies, graphs; ``syncs``, waits of the host for the device; memory in GB where
+training and evaluation alternate: the peak of tensors, and what PyTorch has reserved. ``driver_ms``: what of
+``host_ms`` a simulated device charges for its driver (tests/fake_cuda; with
+FAKE_CUDA_SET="kernel_us=0;moved_bytes=65536" the rest is the host's own work).
 """
 
 import argparse
 import ctypes
+import gc
 import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -33,7 +38,15 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from mlhpc.benchmarks.load import load
-from mlhpc.common.pytorch.devices import capture_on, device_events, name_of, pick_device, place
+from mlhpc.common.pytorch.devices import (
+    ASYNC_ERRORS,
+    capture_on,
+    device_events,
+    name_of,
+    pick_device,
+    place,
+    release_memory,
+)
 from mlhpc.common.pytorch.graphs import WARM_UP, Graphs
 from mlhpc.common.pytorch.step import make_scaler, make_steps, set_rate
 from mlhpc.common.timing.steps import StepTimer
@@ -168,11 +181,16 @@ def measure(of: Subject, seconds: float) -> dict[str, Any]:
             step()
         torch.cuda.synchronize()
 
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(4):
-        loss = step()
-    of.evaluate(*of.evaluated)
-    torch.cuda.synchronize()
+    for _ in range(3):  # so often until no more memory is reserved
+        for _ in range(4):
+            loss = step()
+        timer.stop()
+        for _ in range(3):
+            timer.start()
+            of.evaluate(*of.evaluated)
+            timer.ask()
+        timer.stop()
+    memory = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
     once = _ms(partial(steps_done, 1))
     steps = max(5, int(seconds * 1e3 / once))
     whole = _ms(partial(steps_done, steps)) / steps
@@ -208,8 +226,8 @@ def measure(of: Subject, seconds: float) -> dict[str, Any]:
         "device_ms": round(sum(event.device_time_total for event in events) / 2e3, 3),
         "launches": counted("kernels", "copies", "memsets", "graphs") if after else launches / 2,
         "syncs": sum("called a synchronizing" in str(warning.message) for warning in caught),
-        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
-        "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
+        "peak_gb": round(memory[0] / 1e9, 3),
+        "reserved_gb": round(memory[1] / 1e9, 3),
         "loss": round(loss.item(), 4),
     }
 
@@ -220,6 +238,44 @@ def _ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The rows of this number of ranks; all ranks measure, and each returns its own."""
+    rank, rows = int(os.environ.get("RANK", "0")), []
+    device = pick_device("cuda", rank)
+    if store := os.environ.get("STORE"):
+        size = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(
+            "nccl", init_method=f"file://{store}", rank=rank, world_size=size, device_id=device
+        )
+    cells = itertools.product(options.mode, options.benchmark, options.precision)
+    for mode, benchmark, precision in cells:
+        for batch in options.batch or BATCHES[benchmark]:
+            torch.cuda.reset_peak_memory_stats()
+            of = subject(benchmark, batch, precision, device, *options.set, graphed=mode == "graph")
+            row = {"benchmark": benchmark, "batch": batch, "precision": precision, "mode": mode}
+            rows.append(row | {"ranks": Alone().size} | measure(of, options.seconds))
+            del of  # its memory, before the next one is built
+            gc.collect()
+            torch.cuda.set_stream(torch.cuda.default_stream(device))
+            release_memory(device)
+            if rank == 0:
+                print(rows[-1], file=sys.stderr, flush=True)
+    return {"device": name_of(device), "torch": torch.__version__, "rows": rows}
+
+
+def of_ranks(ranks: int) -> dict[str, Any]:
+    """What rank 0 of so many processes with this one's arguments reports."""
+    command = [sys.executable, *sys.argv, *["--json"] * ("--json" not in sys.argv)]
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {ASYNC_ERRORS: "0", "WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
+        started = [
+            subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+            for rank in range(ranks)
+        ]
+        said = [process.communicate()[0] for process in started]
+    return dict(json.loads(said[0].splitlines()[-1]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,6 +284,7 @@ def main() -> int:
     parser.add_argument("--batch", nargs="+", type=int, help="local batch sizes (default: by benchmark)")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="numbers of ranks, on this node")
     parser.add_argument("--seconds", type=float, default=1.0, help="of timed steps for each row")
     parser.add_argument(
         "--set", nargs="+", default=[], help="settings of the runs, such as training.compile=true"
@@ -237,22 +294,17 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: PyTorch sees none on this node; nothing was measured", file=sys.stderr)
         return 2
-    device, rows = pick_device("cuda", 0), []
-    cells = itertools.product(options.mode, options.benchmark, options.precision)
-    for mode, benchmark, precision in cells:
-        for batch in options.batch or BATCHES[benchmark]:
-            of = subject(benchmark, batch, precision, device, *options.set, graphed=mode == "graph")
-            row = {"benchmark": benchmark, "batch": batch, "precision": precision, "mode": mode}
-            rows.append(row | measure(of, options.seconds))
-            del of  # its memory, before the next one is built
-            torch.cuda.empty_cache()
-            print(rows[-1], file=sys.stderr, flush=True)
+    if "RANK" in os.environ or options.ranks == [1]:
+        report = measured(options)
+    else:
+        reports = [of_ranks(ranks) for ranks in options.ranks]
+        report = reports[0] | {"rows": [row for each in reports for row in each["rows"]]}
     if options.json:
-        print(json.dumps({"device": name_of(device), "torch": torch.__version__, "rows": rows}))
+        print(json.dumps(report))
         return 0
-    columns = [key for key in rows[0] if key not in ("host_min_ms", "driver_ms", "loss")]
-    table = Table(*columns, title=f"{name_of(device)}, PyTorch {torch.__version__}")
-    for row in rows:
+    columns = [key for key in report["rows"][0] if key not in ("host_min_ms", "driver_ms", "loss")]
+    table = Table(*columns, title=f"{report['device']}, PyTorch {report['torch']}")
+    for row in report["rows"]:
         table.add_row(*(str(row[column]) for column in columns))
     Console().print(table)
     return 0

@@ -8,6 +8,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
+from mlhpc.common.pytorch.devices import filler
 from mlhpc.common.pytorch.graphs import WARM_UP, Graphs, Replayed, batches, frozen, on_host, require_graphs
 from mlhpc.common.pytorch.state import tensors_of
 from mlhpc.common.pytorch.step import Steps, WarmUpSizes, make_eval_step, make_train_step, set_rate, warm_up
@@ -43,7 +44,7 @@ class Case:
         make = make or (lambda model: KerasSGD(model.parameters(), torch.tensor(0.1), momentum=0.9))
         self.optimizer, self.scaler = make(self.model), GradScaler("cpu", enabled=scaled)
         self.state = (self.model, self.optimizer, self.scaler, world or Solo())
-        self.graphs = Graphs(capture(self) if capture else run_again, CPU)
+        self.graphs = Graphs(each(capture(self) if capture else run_again), CPU)
         captured = self.graphs.for_new_steps()
         train = captured(make_train_step(self.model, squared_error, self.optimizer, self.scaler))
         evaluate = make_eval_step(self.model, error_and_count, captured=captured)
@@ -53,6 +54,11 @@ class Case:
     def objection(self, compared=True):
         trial = batches(zeros, SIZES, self.state[3])
         return self.graphs.objection(self.steps, self.state, trial, compared)
+
+
+def each(capture):
+    """Captures several works one after the other."""
+    return lambda parts, compact: [capture(*part) for part in parts]
 
 
 def run_again(work, inputs):
@@ -208,9 +214,8 @@ def test_batches_of_another_size_run_eagerly_and_results_outlive_the_next_replay
         eager.append(len(x))
         return static.copy_(x.sum())
 
-    replayed = Replayed(
-        step, lambda work, inputs: lambda: static.copy_(10 * inputs[0].sum()), CPU, active=True
-    )
+    capture = each(lambda work, inputs: lambda: static.copy_(10 * inputs[0].sum()))
+    replayed = Replayed(step, capture, CPU, filler(CPU), active=True)
     for _ in range(WARM_UP):
         assert float(replayed(torch.ones(4), torch.ones(4))) == 4
     first, short, last = (
@@ -218,6 +223,14 @@ def test_batches_of_another_size_run_eagerly_and_results_outlive_the_next_replay
     )
     assert [float(result) for result in (first, last)] == [40, 80]
     assert eager == [4] * WARM_UP + [3] and len(short.shape) == 0
+
+
+def test_an_evaluation_of_fewer_samples_is_replayed_with_earlier_ones():
+    replayed = Replayed(torch.square, each(run_again), CPU, filler(CPU), active=True, evaluation=True)
+    for _ in range(WARM_UP):
+        replayed(torch.ones(4))
+    assert replayed(torch.full((4,), 2.0)).tolist() == [4] * 4
+    assert replayed(torch.full((3,), 3.0)).tolist() == [9, 9, 9, 4]
 
 
 def test_graphs_that_cannot_be_are_refused_in_one_line_only_if_they_were_asked_for():

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 from fake_cuda.budgets import RECORDED
 
 from mlhpc.benchmarks.load import load
 from mlhpc.cli import main
+from mlhpc.common.pytorch.profile import LaunchCounter
 from mlhpc.deepcam import metric
 from mlhpc.perf.networks.registry import network_of
 
@@ -49,6 +51,19 @@ def test_the_floor_is_the_larger_of_host_and_device(capsys):
     assert large["graph_floor_s"] == large["device_s"] > large["graph_host_s"]
     memory = sum(each["bytes"] * each["calls"] for each in large["operations"]) / 3.35e12
     assert large["device_s"] >= memory * (1 - 1e-9)
+
+
+def test_operations_on_lists_in_place_write_all_that_they_change():
+    """By hand: float32 reads or writes 4 bytes a value, of lists of 8 x 3 values and of 5."""
+    ones, halves = ([torch.ones(n, dtype=dtype) for n in (24, 5)] for dtype in (torch.float32, torch.float16))
+    gradients, velocities = ([torch.ones(n) for n in (24, 5)] for _ in range(2))
+    fixed = {"weight_decay": 0.0, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False}
+    with LaunchCounter() as counter:
+        torch._foreach_mul_(ones, 2.0)  # read and written
+        torch._foreach_add_(ones, gradients)
+        torch._foreach_copy_(halves, ones)
+        torch._fused_sgd_(ones, gradients, velocities, maximize=False, is_first_step=False, **fixed)
+    assert [launch.bytes for launch in counter.launches] == [29 * each for each in (8, 12, 6, 20)]
 
 
 @pytest.mark.parametrize("device", ["b200", "MI300X"])

@@ -95,6 +95,6 @@ def test_a_captured_step_keeps_the_batch_that_it_reads(benchmark, bytes_per_numb
     eager, captured = (
         load(benchmark, "closed", [f"training.cuda_graphs={choice}", *more]) for choice in ("off", "on")
     )
-    batch = bytes_per_number * 2 * math.prod(eager.data.sample_shape)
+    batch = bytes_per_number * eager.training.eval_batch_size * math.prod(eager.data.sample_shape)
     assert memory_of(captured, 2).peak - memory_of(eager, 2).peak == batch
     assert memory_of(captured, 2, gpu=False) == memory_of(eager, 2, gpu=False)
