@@ -23,8 +23,9 @@ GRAPHS = "training.cuda_graphs"
 MIN_NCCL = (2, 9, 6)
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Work = Callable[..., Tensor]
+Part = tuple[Work, tuple[Tensor, ...]]
 Replay = Callable[[], Tensor]
-Capture = Callable[[Sequence[tuple[Work, tuple[Tensor, ...]]], bool], list[Replay]]
+Capture = Callable[[Sequence[Part], bool], list[Replay]]
 """Records the operations of each ``work(*inputs)`` without running them, and returns functions that run them on
 the current content of ``inputs``. A result is in the same memory each time, which other replays may overwrite.
 With the flag, a capture is tried with several sizes of the pool's memory, and the smallest is kept."""
@@ -239,23 +240,50 @@ def capture_on(device: torch.device) -> Capture:
     """A function that captures work on ``device``, always into the same memory pool. From now on the calling
     thread uses a separate stream, since the default stream cannot be captured; DistributedDataParallel must be
     built and warmed up on that stream."""
-    stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-    alive = WeakSet[torch.cuda.CUDAGraph]()
+    stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     torch.cuda.set_stream(stream)
+    return _Pool(device)
 
-    def recorded(work: Work, inputs: tuple[Tensor, ...], arena: int) -> Replay:
-        nonlocal pool
-        if not alive:  # once no graph uses a pool, nothing can be captured into it
-            pool = torch.cuda.graph_pool_handle()
+
+class _Pool:
+    """The memory pool of the graphs on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._alive = WeakSet[torch.cuda.CUDAGraph]()
+
+    def __call__(self, parts: Sequence[Part], compact: bool) -> list[Replay]:
+        """As ``Capture``."""
+        size = self._smallest(parts) if compact else 0
+        return self._all_recorded(parts, size)[0]
+
+    def _smallest(self, parts: Sequence[Part]) -> int:
+        """The size of the first piece of memory with which the pool becomes smallest; 0: none."""
+        release_memory(self._device)
+        others = torch.cuda.memory_reserved(self._device)
+        most = self._all_recorded(parts, 0)[1]
+        tried = (int(share * (most - others)) for share in ARENAS)
+        smallest = min([(most, 0), *((self._all_recorded(parts, size)[1], size) for size in tried)])[1]
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return smallest
+
+    def _all_recorded(self, parts: Sequence[Part], first_piece: int) -> tuple[list[Replay], int]:
+        """The replays of ``parts``, and the memory reserved afterwards."""
+        release_memory(self._device)  # torch.cuda.graph would give back page-locked batches too
+        made = [self._recorded(*part, 0 if n else first_piece) for n, part in enumerate(parts)]
+        return made, torch.cuda.memory_reserved(self._device)
+
+    def _recorded(self, work: Work, inputs: tuple[Tensor, ...], first_piece: int) -> Replay:
+        if not self._alive:  # once no graph uses a pool, nothing can be captured into it
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        alive.add(graph)
+        self._alive.add(graph)
         # Other threads, such as NCCL's, may still make the calls that this one may not.
-        graph.capture_begin(pool, capture_error_mode="thread_local")
+        graph.capture_begin(self._pool, capture_error_mode="thread_local")
         try:
-            torch.empty(
-                arena, dtype=torch.uint8, device=device
-            )  # freed at once, and divided among what follows
+            # Freed at once, and divided among what follows.
+            torch.empty(first_piece, dtype=torch.uint8, device=self._device)
             result = work(*inputs)
         finally:
             graph.capture_end()
@@ -266,26 +294,6 @@ def capture_on(device: torch.device) -> Capture:
             return result
 
         return replay
-
-    def all_recorded(
-        parts: Sequence[tuple[Work, tuple[Tensor, ...]]], arena: int
-    ) -> tuple[list[Replay], int]:
-        release_memory(device)  # torch.cuda.graph would give back page-locked batches too
-        made = [recorded(*part, 0 if n else arena) for n, part in enumerate(parts)]
-        return made, torch.cuda.memory_reserved(device)
-
-    def capture(parts: Sequence[tuple[Work, tuple[Tensor, ...]]], compact: bool) -> list[Replay]:
-        arena = 0
-        if compact:
-            release_memory(device)
-            others = torch.cuda.memory_reserved(device)
-            most = all_recorded(parts, 0)[1]
-            tried = (int(share * (most - others)) for share in ARENAS)
-            arena = min([(most, 0), *((all_recorded(parts, size)[1], size) for size in tried)])[1]
-            torch.cuda.reset_peak_memory_stats(device)
-        return all_recorded(parts, arena)[0]
-
-    return capture
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
