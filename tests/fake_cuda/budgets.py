@@ -75,7 +75,7 @@ def measured(benchmark: str, batch: int, precision: str, *settings: str) -> dict
     def counted(section: str, part: str = "") -> float:
         names = after.get(section, {})
         earlier = before.get(section, {})
-        return sum(names[name] - earlier.get(name, 0) for name in names if part in name) / STEPS
+        return float(sum(names[name] - earlier.get(name, 0) for name in names if part in name) / STEPS)
 
     held = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()

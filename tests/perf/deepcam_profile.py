@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.devices import capture_on, pick_device, place
+from mlhpc.common.pytorch.devices import capture_on, filler, pick_device, place
 from mlhpc.common.pytorch.graphs import Replayed
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
@@ -68,7 +68,7 @@ def our_step(way: str, batch: int, device: torch.device, options: argparse.Names
         compiled=way == "compiled",
     )
     if way == "graphs":
-        step = Replayed(step, capture_on(device), device, active=True)
+        step = Replayed(step, capture_on(device), device, filler(device), active=True)
     x = torch.rand(batch, options.rows, options.columns, 16).permute(0, 3, 1, 2)
     y = (x[:, 0] > 0.98).to(torch.uint8) + (x[:, 1] > 0.995).to(torch.uint8)
     if device.type == "cuda":

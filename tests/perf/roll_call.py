@@ -88,7 +88,7 @@ def hello_of(rank: int, size: int, local: int) -> dict[str, object]:
     return {"size": size, "peer": vars(peer_of(rank, local))}
 
 
-def measure(size: int, nodes: int, lose: str = "", timeout_s: float = 600.0) -> dict[str, float | str]:
+def measure(size: int, nodes: int, lose: str = "", timeout_s: float = 600.0) -> dict[str, float]:
     """What the roll call of ``size`` ranks on ``nodes`` nodes costs rank 0; with ``lose``, how long the loss of a
     rank then takes to be named."""
     local = -(-size // nodes)
@@ -149,30 +149,29 @@ def read_to_the_end(socks: Sequence[Counting], zero: subprocess.Popen[str]) -> N
                     raise SystemExit("rank 0 has closed a connection")
 
 
-def news_of_a_loss(
-    socks: Sequence[Counting], lose: str, zero: subprocess.Popen[str]
-) -> dict[str, float | str]:
-    """The seconds from the loss of the last of ``socks`` until rank 0 has named it, and until the others have been
-    told."""
+def news_of_a_loss(socks: Sequence[Counting], lose: str, zero: subprocess.Popen[str]) -> dict[str, float]:
+    """The seconds from the loss of the last of ``socks`` until the others have been told; prints how rank 0 names
+    it."""
     *others, lost = socks
     started, told = time.monotonic(), -1.0
     if lose == "killed":
         lost.close()
     with selectors.DefaultSelector() as selector:
         for sock in others:
-            selector.register(sock, selectors.EVENT_READ)
+            selector.register(sock, selectors.EVENT_READ, sock)
         next_beat = started
         while selector.get_map():
             if time.monotonic() >= next_beat:
                 for key in list(selector.get_map().values()):
-                    key.fileobj.sendall(encode({"beat": True}))
+                    key.data.sendall(encode({"beat": True}))
                 next_beat += BEAT_S
             for key, _ in selector.select(max(0.0, next_beat - time.monotonic())):
-                if b'"loss"' in key.fileobj.recv(1 << 20):
+                if b'"loss"' in key.data.recv(1 << 20):
                     told = time.monotonic() - started
                     selector.unregister(key.fileobj)
     assert zero.stdout
-    return {"named": zero.stdout.readline().strip(), "told_s": told}
+    print(zero.stdout.readline(), end="")
+    return {"told_s": told}
 
 
 def collectives(size: int) -> dict[str, dict[str, float]]:

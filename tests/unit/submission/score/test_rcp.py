@@ -7,6 +7,7 @@ import pytest
 from golden.make_tree import CLOSED, Records, make_set
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
+from mlhpc.perf.epochs import reference_runs
 from mlhpc.submission.check.check import check
 from mlhpc.submission.check.official import rcp_verdict
 from mlhpc.submission.result_sets import result_sets
@@ -31,7 +32,7 @@ def test_points_reference_and_bound_are_those_of_the_official_checker(
 ) -> None:
     """At every reference batch size, between any two, below and above all."""
     official = RCP_Checker(*rules.split("_"), benchmark, False)
-    points = rcp.reference_runs(benchmark, rules)
+    points = reference_runs(benchmark, rules)
     assert [point.name for point in rcp.pruned(points)] == list(official.pruned_rcp_data)
     sizes = [point.batch_size for point in points]
     between = [(a + b) // 2 for a, b in pairwise(sizes)]
