@@ -15,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.benchmarks.schema import Loading
 from mlhpc.common.data.assign import RankSamples, assign_samples
 from mlhpc.common.data.buffers import Buffers
 from mlhpc.common.data.codecs import dtypes
@@ -54,6 +53,18 @@ class Reader(Protocol):
 Feed = Callable[[Reader, Iterable[Sequence[Any]]], Generator[Any, None, None]]
 """Reads the batches with these keys, in order and ahead of the caller, with a reader. An iterator that is closed
 or dropped stops its threads or processes."""
+
+
+class Loading(Protocol):
+    """How many threads or processes of a rank read samples, and how many batches they read ahead."""
+
+    @property
+    def workers(self) -> int:
+        """Number of threads or processes."""
+
+    @property
+    def prefetch(self) -> int:
+        """Number of batches read ahead."""
 
 
 def by_threads(
