@@ -349,7 +349,7 @@ class Emulation(FrozenModel):
     --compute``). Such a run does not train and is never a result."""
 
     step_s: Seconds | None = setting(None, "seconds of a training step; none: steps are computed")
-    eval_step_s: Seconds = setting(0.0, "duration of an evaluation step in seconds")
+    eval_step_s: Seconds = setting(0.0, "duration of a full evaluation step in seconds")
 
     @property
     def enabled(self) -> bool:
