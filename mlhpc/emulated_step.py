@@ -12,6 +12,7 @@ from mlhpc.common.ranks.environment import identify
 from mlhpc.common.timing.event_files import events_path
 from mlhpc.errors import UserError
 from mlhpc.record.events import read_events
+from mlhpc.record.rank_table import step_times
 
 FORWARD = 1 / 3
 """Time of an evaluation step relative to a training step with the same number of samples: a layer computes three
@@ -108,8 +109,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         for rank in range(result.ranks):
             events = read_events(events_path(folder, rank))
             for name, of_ranks in medians.items():
-                steps = (e for e in events if (e["event"], e["name"]) == ("steps", name))
-                if own := [e["p50"] for e in steps if "p50" in e]:
+                if own := [times["p50"] for times in step_times(events, name).values() if "p50" in times]:
                     of_ranks.append(median(own))
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
