@@ -411,6 +411,11 @@ class Run(FrozenModel):
         return 1
 
     @property
+    def evaluations_per_epoch(self) -> float:
+        """Mean number of evaluations per epoch of training."""
+        return 1.0
+
+    @property
     def graphs(self) -> str:
         """The value of ``training.cuda_graphs``; "off" for benchmarks without that setting."""
         return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
