@@ -156,6 +156,12 @@ class DeepCam(schema.Run):
         """Backward passes per step: ``gradient_accumulation_frequency``."""
         return self.hyperparameters.gradient_accumulation_frequency
 
+    @property
+    def evaluations_per_epoch(self) -> float:
+        """Number of evaluations per epoch, within it and at its end."""
+        steps = max(1, self.data.train_samples // self.hyperparameters.global_batch_size)
+        return float(sum(1 for _ in self.between_evaluations(steps)))
+
     def between_evaluations(self, steps: int) -> Iterator[tuple[int, int]]:
         """The ranges of steps between the evaluations of an epoch of ``steps`` steps; the network is evaluated
         after each range."""

@@ -166,6 +166,11 @@ class ResNet50(schema.Run):
         """Backward passes per step: ``gradient_accumulation_steps``."""
         return self.hyperparameters.gradient_accumulation_steps
 
+    @property
+    def evaluations_per_epoch(self) -> float:
+        """Mean number of evaluations per epoch, without the one that follows the last epoch in any case."""
+        return 1 / self.training.epochs_between_evals
+
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         """Like ``schema.Run.require_startable``; also refuses ``staging.pack`` without staging."""
         super().require_startable(ranks, staged=staged)

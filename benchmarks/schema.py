@@ -372,7 +372,7 @@ class Emulation(FrozenModel):
     --compute``). Such a run does not train and is never a result."""
 
     step_s: Seconds | None = setting(None, "seconds of a training step; none: steps are computed")
-    eval_step_s: Seconds = setting(0.0, "duration of an evaluation step in seconds")
+    eval_step_s: Seconds = setting(0.0, "duration of a full evaluation step in seconds")
 
     @property
     def enabled(self) -> bool:
@@ -432,6 +432,11 @@ class Run(FrozenModel):
     def backward_passes(self) -> int:
         """Number of backward passes whose gradients are accumulated for one step."""
         return 1
+
+    @property
+    def evaluations_per_epoch(self) -> float:
+        """Mean number of evaluations per epoch of training."""
+        return 1.0
 
     @property
     def graphs(self) -> str:

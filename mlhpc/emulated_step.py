@@ -1,15 +1,18 @@
 """``mlhpc run --compute``: determines the duration of emulated steps, and the run with such steps."""
 
+import math
 import os
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from mlhpc.benchmarks import registry
+from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import Emulation, Run
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.timing.event_files import events_path
 from mlhpc.errors import UserError
 from mlhpc.record.events import read_events
+from mlhpc.record.rank_table import step_times
 
 FORWARD = 1 / 3
 """Time of an evaluation step relative to a training step with the same number of samples: a layer computes three
@@ -54,13 +57,26 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
         seconds = _predicted(compute, run, local_batch_size, ranks)
     if not 0 <= seconds <= 86_400:
         raise UserError(f"--compute {compute} must be from 0 to 86400 seconds")
-    share = FORWARD * run.training.eval_batch_size / local_batch_size
-    return Emulation(step_s=seconds, eval_step_s=share * seconds)
+    return Emulation(step_s=seconds, eval_step_s=_forward(run, local_batch_size) * seconds)
+
+
+def _forward(run: Run, local_batch_size: int) -> float:
+    """Time of an evaluation step of ``run`` relative to a training step, in which every backward pass has
+    ``local_batch_size`` samples."""
+    return FORWARD * run.training.eval_batch_size / (local_batch_size * run.backward_passes)
+
+
+def _per_sample(run: Run) -> dict[str, Any]:
+    """The settings of ``run`` that determine what is computed for a sample, by dotted name."""
+    settings = dict(load.dotted(run.model_dump(mode="json", include={"network", "data", "training"})))
+    others = ("data.sample_shape", "training.precision")
+    return {key: value for key, value in settings.items() if key.startswith("network.") or key in others}
 
 
 def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     """The median durations of training and evaluation steps of the run in ``folder``, over its epochs, on the rank
-    where they are shortest; steps of the remaining ranks include more time waiting for data and for each other."""
+    where they are shortest; steps of the remaining ranks include more time waiting for data and for each other.
+    Evaluation steps are scaled to the samples of those of ``run``."""
     from mlhpc.record.run_directory import read
 
     measured = read(folder)
@@ -74,6 +90,12 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         )
     if getattr(config.training, "coarse_epochs", ()):
         raise UserError(f"{folder} trained on coarser samples; choose another run, or pass --compute SECONDS")
+    was, now = _per_sample(config), _per_sample(run)
+    if other := next((key for key in now if now[key] != was[key]), None):
+        raise UserError(
+            f"{folder} measured {other}={was[other]}, but this run has {now[other]}; choose another run, or pass "
+            "--compute SECONDS"
+        )
     together = config.training.spatial_size
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
@@ -87,8 +109,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         for rank in range(result.ranks):
             events = read_events(events_path(folder, rank))
             for name, of_ranks in medians.items():
-                steps = (e for e in events if (e["event"], e["name"]) == ("steps", name))
-                if own := [e["p50"] for e in steps if "p50" in e]:
+                if own := [times["p50"] for times in step_times(events, name).values() if "p50" in times]:
                     of_ranks.append(median(own))
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
@@ -96,13 +117,18 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         raise UserError(
             f"{folder} has no step times, which earlier versions did not record; pass --compute SECONDS"
         )
-    step_s = min(medians["train"])
-    return Emulation(step_s=step_s, eval_step_s=min(medians["eval"] or [FORWARD * step_s]))
+    step_s = min(medians["train"]) * run.backward_passes
+    eval_step_s = _forward(run, local_batch_size) * step_s
+    if medians["eval"]:
+        own_share = math.ceil(result.samples.eval * together / result.ranks)
+        evaluated = min(config.training.eval_batch_size, own_share)
+        eval_step_s = min(medians["eval"]) * run.training.eval_batch_size / evaluated
+    return Emulation(step_s=step_s, eval_step_s=eval_step_s)
 
 
 def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
-    """Predicted seconds per backward pass, excluding the wait for input, with ``local_batch_size`` samples on each
-    of ``ranks`` accelerators of the machine ``name``."""
+    """Predicted seconds per step, excluding the wait for input, on ``ranks`` accelerators of the machine ``name``,
+    each with ``local_batch_size`` samples per backward pass."""
     from mlhpc.perf.machines import known, machine
     from mlhpc.perf.prediction.model import predict, with_batch
 
@@ -114,4 +140,4 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     nodes = -(-ranks // machine_file.per_node)
     together = run.training.spatial_size
     batch = local_batch_size * run.backward_passes * (nodes * machine_file.per_node // together)
-    return predict(machine_file, with_batch(run, batch), nodes).step.busy / run.backward_passes
+    return predict(machine_file, with_batch(run, batch), nodes).step.busy

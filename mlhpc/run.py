@@ -25,7 +25,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.energy.meter import meter_of
 from mlhpc.common.files.checksum import sha256
 from mlhpc.common.files.filesystem import as_user_error, filesystem_of
-from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.accelerators import usable
 from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
 from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks import launch
@@ -380,7 +380,7 @@ def _log_facts(
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
     coarse = getattr(run.training, "coarse_epochs", ())
-    used = 0 if _on_cpus(run) else min(on_rank0(world, lambda: len(accelerators())), world.local_size)
+    used = 0 if _on_cpus(run) else min(on_rank0(world, lambda: len(usable())), world.local_size)
     log.hyperparameters(
         {
             "cache_clear": clear,

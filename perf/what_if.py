@@ -116,7 +116,7 @@ def _parts(result: Result, config: Run, change: Change) -> dict[str, float | Non
     """The parts of the time to train with ``change``, in seconds."""
     parts = result.breakdown_s or {}
     per_rank = result.ranks / (change.ranks or result.ranks)  # samples per rank, relative to the run's
-    computing = 1.0 if result.emulation else 1 / change.compute  # emulated steps have a fixed time
+    computing = 1 / change.compute
     group, batch = config.training.spatial_size, config.training.eval_batch_size
     evaluated = [
         max(1, math.ceil(result.samples.eval * group / ranks / batch))
@@ -126,7 +126,7 @@ def _parts(result: Result, config: Run, change: Change) -> dict[str, float | Non
         _loop,
         hidden=change.hidden,
         read=(1.0 if change.shared else per_rank) / change.storage,
-        step=1.0 if result.emulation else per_rank * computing,
+        step=computing * (1.0 if result.emulation else per_rank),  # emulated steps take the same on any rank
     )
     evaluate = partial(
         _loop,

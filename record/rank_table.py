@@ -1,8 +1,10 @@
 """``ranks.json``: start-up, staging, training and memory of every rank. Rank 0 writes it once the run has ended,
 so that readers need not open a file for each rank."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from mlhpc.record.events import read_events
 from mlhpc.record.fields import MOST_RANKS, Count, Fields, Number
 
 NAME = "ranks.json"
-PERCENTILES = ("p50", "p90", "p99", "max")
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _MOST_BYTES = 4 * 2**20
 """Maximum bytes of events that are read for a run without a table, in addition to those of rank 0; reading them
 takes about a second."""
@@ -65,7 +67,7 @@ def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, A
     rows = np.zeros((world.size, len(_COLUMNS)))
     rows[world.rank] = _row(events)
     rows = world.sum(rows)  # a single reduction of arrays, instead of a text from each rank
-    own = _steps(events)
+    own = step_times(events)
     last = int(world.max([max(own, default=0)])[0])
     table = np.full((last + 1, len(PERCENTILES)), np.inf)
     for epoch, percentiles in own.items():
@@ -94,7 +96,7 @@ def read_rank_table(folder: Path, ranks: int | None) -> RankTable:
             break
         with suppress(OSError, ValueError, RecursionError):
             read[rank] = read_events(path) if size <= _MOST_BYTES_OF_ONE else []
-            for epoch, own in _steps(read[rank]).items():
+            for epoch, own in step_times(read[rank]).items():
                 steps[epoch] = min(steps.get(epoch, own), own, key=lambda each: each.get("p50", np.inf))
     left_out = max(ranks or 0, len(files)) - len(read)
     return _table(read, map(_row, read.values()), steps).model_copy(update={"left_out": left_out})
@@ -117,14 +119,28 @@ def _row(events: Sequence[Mapping[str, Any]]) -> list[float]:
     return row
 
 
-def _steps(events: Sequence[Mapping[str, Any]]) -> Steps:
-    steps = {}
+def step_times(events: Iterable[Mapping[str, Any]], phase: str = "train") -> Steps:
+    """Percentiles of the step times of ``phase`` by epoch. Those of an epoch that was recorded in several parts,
+    between evaluations, are the percentiles over the parts, each counted as often as it has steps."""
+    parts: dict[int, dict[str, list[tuple[float, float]]]] = {}
     for event in events:
         epoch = event.get("epoch")
-        if (event.get("event"), event.get("name")) == ("steps", "train") and isinstance(epoch, int):
-            percentiles = {key: _number(event.get(key)) for key in PERCENTILES}
-            steps[epoch] = {key: value for key, value in percentiles.items() if value is not None}
-    return steps
+        if (event.get("event"), event.get("name")) == ("steps", phase) and isinstance(epoch, int):
+            steps = _number(event.get("count")) or 1.0
+            for key in PERCENTILES:
+                if (value := _number(event.get(key))) is not None:
+                    parts.setdefault(epoch, {}).setdefault(key, []).append((value, steps))
+    return {
+        epoch: {key: _nearest_rank(each, PERCENTILES[key]) for key, each in own.items()}
+        for epoch, own in parts.items()
+    }
+
+
+def _nearest_rank(counted: Iterable[tuple[float, float]], share: float) -> float:
+    """The smallest of the values, ``counted`` with their numbers, that at least ``share`` of all do not exceed."""
+    ordered = sorted(counted)
+    below = list(accumulate(number for _, number in ordered))
+    return ordered[bisect_left(below, share * below[-1])][0]
 
 
 def _number(value: Any) -> float | None:

@@ -2,6 +2,7 @@
 it."""
 
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Self
 
 from pydantic import Field
@@ -201,6 +202,14 @@ class Result(Fields):
     def trained_samples(self) -> int:
         """Total number of training samples over all epochs."""
         return sum(epoch.samples or 0 for epoch in self.epochs)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second during training: the median over epochs; if some epochs trained on coarser samples,
+        the median over epochs with the largest samples."""
+        largest = max((e.trained_side or 0 for e in self.epochs), default=0)
+        rates = [e.samples_per_s for e in self.epochs if e.samples_per_s and (e.trained_side or 0) == largest]
+        return median(rates) if rates else None
 
     @property
     def joules(self) -> dict[str, float]:

@@ -39,8 +39,9 @@ def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -
 
 
 def vendor_here() -> Vendor | None:
-    """The vendor of this node's accelerators, according to the vendors' tools, some of which take a second."""
-    there = accelerators.installed()
+    """The vendor of this node's accelerators, according to the vendors' tools, some of which take a second; None
+    if they are hidden from this process."""
+    there = accelerators.usable()
     return there[0].vendor if there else None
 
 

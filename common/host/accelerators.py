@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mlhpc.common.host.probe import output
+from mlhpc.errors import UserError
 
 Vendor = Literal["nvidia", "amd", "intel"]
 
@@ -46,6 +47,23 @@ def installed() -> list[Accelerator]:
         if there := of_vendor():
             return there
     return []
+
+
+def usable() -> list[Accelerator]:
+    """``installed()``; empty if the vendor's variable hides all of them from this process."""
+    there = installed()
+    hidden = bool(there) and os.environ.get(visible_variable(there[0].vendor)) in ("", "-1")
+    return [] if hidden else there
+
+
+def require_none(framework: str) -> None:
+    """Raise UserError if an accelerator is usable, since ``framework`` would compute on the CPU beside it."""
+    if there := usable():
+        name, hiding = there[0].name, visible_variable(there[0].vendor)
+        raise UserError(
+            f"{framework} does not see this machine's {name}; check its driver and the build of {framework}, or "
+            f"train on the CPU with {hiding}="
+        )
 
 
 def driver_version() -> str | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
 
-from mlhpc.common.host import accelerators
+from mlhpc.common.host.accelerators import require_none
 from mlhpc.common.timing.runlog import Ranges
 from mlhpc.common.timing.steps import RecordEvent
 from mlhpc.errors import DeviceLost, UserError
@@ -55,7 +55,7 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     """
     seen = accelerator()
     if choice == "auto" and seen is None:
-        _require_none_unseen()
+        require_none("PyTorch")
     if choice == "cpu" or (choice == "auto" and seen is None):
         return torch.device("cpu")
     if seen is None or choice not in ("auto", seen, "cuda" if seen == "rocm" else seen):
@@ -382,14 +382,3 @@ def _failure(error: BaseException) -> str:
 
 def _is_accelerator(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
-
-
-def _require_none_unseen() -> None:
-    """Raise UserError if the vendor's tools list an accelerator that PyTorch does not find, unless it is hidden
-    deliberately."""
-    installed = accelerators.installed()
-    if installed and os.environ.get(accelerators.visible_variable(installed[0].vendor)) not in ("", "-1"):
-        raise UserError(
-            f"PyTorch does not see this machine's {installed[0].name}; check its driver and the "
-            "build of PyTorch, or set training.device=cpu"
-        )

@@ -81,13 +81,19 @@ def convert(
 
     Called by all ranks. Raises UserError, the same on all ranks, if there is no universe, if one is invalid,
     cannot be divided into samples or is listed in the manifest of ``source`` but missing, if ``out`` cannot be
-    written or contains other samples, or if ``packer`` is set for a format other than gzip.
+    written or contains other samples, if ``packer`` is set for a format other than gzip, or if ``division`` is
+    given for samples.
     """
     if packer and (codec or (None if archive else "gzip")) != "gzip":
         raise UserError("--packer requires --codec gzip; add it, or omit --packer")
     packer = packer or "zlib"
     generate.require_outside(source, out)
     if on_rank0(world, lambda: _holds_samples(source)):
+        if division:
+            raise UserError(
+                f"--{min(division)} divides universes, but {source} contains samples, which are already divided; "
+                "omit it"
+            )
         recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)
         return
     if archive:

@@ -10,16 +10,26 @@ from typing import Any, Self
 
 import tensorflow as tf
 
+from mlhpc.common.host.accelerators import require_none
 from mlhpc.errors import UserError
 
 Tensor = Any  # tf.Tensor, which has no type annotations
 Batch = tuple[Any, Any]
 
 
+def seen_gpus() -> list[Any]:
+    """The GPUs that TensorFlow sees. Raises UserError if it sees none on a machine that has some, unless they are
+    hidden deliberately."""
+    gpus: list[Any] = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        require_none("TensorFlow")
+    return gpus
+
+
 def use_one_gpu(local_rank: int) -> str | None:
     """Make only this rank's own GPU visible, with memory growth; TensorFlow would otherwise take all memory of
-    every visible GPU. Returns the name of the device; None without a GPU."""
-    gpus = tf.config.list_physical_devices("GPU")
+    every visible GPU. Returns the name of the device; None without a GPU. Raises UserError as ``seen_gpus``."""
+    gpus = seen_gpus()
     if not gpus:
         return None
     gpu = gpus[local_rank % len(gpus)]

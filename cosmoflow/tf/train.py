@@ -39,6 +39,7 @@ from mlhpc.cosmoflow.tf.device import (
     device_ranges,
     oom_as_user_error,
     peak_memory,
+    seen_gpus,
     to_device,
     use_one_gpu,
 )
@@ -54,6 +55,7 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
+    seen_gpus()
     require_precision(run.training.precision)
     check_settings(run)
     if run.training.hierarchical_allreduce and world.size > 1:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -28,9 +28,11 @@ _UTILISATIONS = ("au_percent", "au_dlio_percent", "au_without_loader_percent")
 
 def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, Any]:
     """The summary that a rank sends to rank 0, in JSON types."""
+    own_cores = os.sched_getaffinity(0)
     summary = {
         "host": os.uname().nodename,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(own_cores),
+        "affinity": sorted(own_cores),
         "epochs": [_epoch(epoch, workload) for epoch in run.epochs],
         "evaluations": [_epoch(epoch, workload) for epoch in run.evaluations],
         "shares": asdict(shares(run.epochs, workload.metric)),
@@ -135,7 +137,9 @@ def result(
         "resident_before_epochs": np.mean([rank["resident"] for rank in ranks], axis=0).tolist(),
         "checkpoints": checkpoints(ranks),
         "timeline": timeline.of_ranks([rank["timeline"] for rank in ranks]),
-        "rank_results": [{name: rank[name] for name in rank if name != "timeline"} for rank in ranks],
+        "rank_results": [
+            {name: rank[name] for name in rank if name not in ("affinity", "timeline")} for rank in ranks
+        ],
     }
     return Result.model_validate(content).model_dump(mode="json", exclude_unset=True)
 
@@ -146,13 +150,13 @@ def _total(parts: Sequence[Mapping[str, float]]) -> Shares:
 
 def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
     """CPU utilisation of the busiest node in the null run, in per cent of the cores that its ranks may use."""
-    used, cores = Counter[str](), dict[str, int]()
+    used, cores = Counter[str](), defaultdict[str, set[int]](set)
     seconds = max(rank["null"]["seconds"] for rank in ranks)
     for rank in ranks:
         used[rank["host"]] += rank["null"]["cpu_s"]
         # The cores of bound ranks add up, whereas unbound ranks share the same cores.
-        cores[rank["host"]] = max(cores.get(rank["host"], 0), rank["cores"])
-    return max(100 * used[host] / (cores[host] * seconds) for host in used) if seconds else 0.0
+        cores[rank["host"]].update(rank["affinity"])
+    return max(100 * used[host] / (len(cores[host]) * seconds) for host in used) if seconds else 0.0
 
 
 def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.sharding import divide_batch
-from mlhpc.common.host.accelerators import installed
+from mlhpc.common.host.accelerators import usable
 from mlhpc.common.host.memory import usable_bytes
 from mlhpc.perf.accelerator.memory import Memory, memory_of
 from mlhpc.perf.networks.registry import KNOWN
@@ -45,7 +45,7 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
     """The memory that ``run`` needs with ``ranks`` ranks, ``local_size`` of them on this node; None with
     accelerators or emulated steps, or if the memory need is unknown. Raises UserError if the batch cannot be
     divided among the ranks."""
-    if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and installed()):
+    if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and usable()):
         return None
     memory = rank_memory(run, ranks)
     return MemoryNeed(memory.batch, memory.peak, local_size, usable_bytes()) if memory else None

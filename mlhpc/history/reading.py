@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
@@ -130,14 +129,13 @@ def run_figures(result: Result) -> RunFigures:
     known = {key: value for key, value in parts.items() if value is not None}
     epochs = len(result.epochs)
     trained = sum(known.get(part, 0.0) for part in ("data_wait", "step", "evaluation"))
-    rates = [epoch.samples_per_s for epoch in result.epochs if epoch.samples_per_s]
     sane = seconds is not None and seconds > 0
     return RunFigures(
         time_to_train_s=seconds if sane else None,
         time_to_train_without_staging_s=result.time_to_train_without_staging_s if sane else None,
         epochs=epochs or None,
         epoch_s=trained / epochs if epochs and trained > 0 else None,
-        samples_per_s=median(rates) if rates else None,
+        samples_per_s=result.samples_per_s,
         parts_s=known,
         joules=result.joules,
         joules_per_sample=result.joules_per_sample,

@@ -15,7 +15,7 @@ from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.findings import passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.entry import Entry
-from mlhpc.submission.report.summary import data_rate, no_score, parts, standing, throughput
+from mlhpc.submission.report.summary import data_rate, no_score, parts, standing
 
 
 def report_content(
@@ -78,7 +78,7 @@ def run_content(run: RunDirectory, ruleset: str | None = None) -> dict[str, Any]
             result.time_to_train_without_staging_s if result and not reasons else None
         ),
         "parts": [{"part": p.key, "seconds": p.seconds, "share": p.share} for p in parts(run)],
-        "samples_per_s": throughput(run),
+        "samples_per_s": result.samples_per_s if result else None,
         "bytes_per_s": data_rate(run),
         "energy_j": {k: energy.whole_joules for k, energy in in_order(result.energy).items()}
         if result

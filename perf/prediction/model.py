@@ -140,8 +140,8 @@ class Model:
 
         train_s = scaled(step_s.ends, self.steps)
         spent = parts()
-        per_eval = run.data.eval_samples / run.data.train_samples
-        eval_s = scaled(multiplied(train_s, spent.evaluation), per_eval)
+        evaluated = run.data.eval_samples * run.evaluations_per_epoch / run.data.train_samples
+        eval_s = scaled(multiplied(train_s, spent.evaluation), evaluated)
         trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
         staging_s = self.staging(nodes, together, local, step, placed)
         first = 0.0 if placed.moved else staging_s[0]

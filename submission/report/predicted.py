@@ -83,7 +83,8 @@ def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict
     epoch's excess as a separate part, not contained in waits and steps."""
     trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / p.batch
     spread = [end / p.step_s.value for end in p.step_s.ends]
-    evaluations = sum(1 for e in result.epochs if e.eval_s)
+    # If not every epoch ends with an evaluation, those that do have a whole one.
+    evaluated = sum(1 for e in result.epochs if e.eval_s) / min(1.0, p.run.evaluations_per_epoch)
     nothing = (0.0, 0.0, 0.0)
     cold = nothing if result.staging else p.staging_s  # the first epoch's reads from the file system
     within = nothing if apart else cold
@@ -92,7 +93,7 @@ def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict
         "data_wait": added(_times(p.step.wait * trained, (1, 1, 1)), within),
         # an aborted run has only the sum of steps and waits
         "training": added(_times(p.step_s.value * trained, spread), within),
-        "evaluation": _times(1.0, [evaluations * end for end in p.eval_s]),
+        "evaluation": _times(1.0, [evaluated * end for end in p.eval_s]),
     }
     if p.moved and (once := model.exchange(p.nodes, p.tier)) is not None:
         predicted["exchange"] = _times(once * (len(result.epochs) - 1), (1, 1, 1))

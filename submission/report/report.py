@@ -38,7 +38,6 @@ from mlhpc.submission.report.summary import (
     slow_epochs,
     slow_ranks,
     standing,
-    throughput,
 )
 
 _PROBLEMS_SHOWN = 20
@@ -169,7 +168,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         facts[result.target.label] = f"{quality(result.target)}, {count(len(result.epochs), 'epoch')}"
         if slow := slow_ranks(run):
             facts["data wait"] = slow
-        if speed := throughput(run):
+        if speed := result.samples_per_s:
             facts["throughput"] = f"{digits(speed)} samples/s, median epoch"
         if (read_rate := data_rate(run)) is not None:
             facts["data rate"] = f"{bytes_text(read_rate, '/s')}, median epoch"

@@ -229,16 +229,6 @@ def target_sign(target: Target) -> str:
     return "≥" if target.metric == "eval_accuracy" else "≤"
 
 
-def throughput(run: RunDirectory) -> float | None:
-    """Samples per second during training: the median over epochs; if some epochs trained on coarser samples, the
-    median over epochs with the largest samples."""
-    epochs = run.result.epochs if run.result else ()
-    largest = max((e.trained_side or 0 for e in epochs), default=0)
-    return _finite_median(
-        [e.samples_per_s for e in epochs if e.samples_per_s and (e.trained_side or 0) == largest]
-    )
-
-
 def data_rates(epochs: Sequence[Epoch]) -> dict[int, float]:
     """Bytes per second that training read in each epoch: bytes read divided by training time."""
     return {e.epoch: e.bytes / e.train_s for e in epochs if e.bytes is not None and e.train_s}

@@ -122,7 +122,8 @@ def run(cell: Cell, data: Path, folder: Path, timeout: float = 300) -> tuple[dic
     more += [f"hyperparameters.{accumulation[cell.benchmark]}={cell.passes}"] if cell.passes > 1 else []
     more += [f"training.spatial=[{cell.ranks},1,1]"] if cell.spatial else []
     command = [sys.executable, "-m", "mlhpc", "run", cell.benchmark, "--data", data, "--out", folder / "run"]
-    command += ["--ranks", cell.ranks, "--compute", STEP_S, "--seed", 1, *settings(cell.benchmark, *more)]
+    command += ["--ranks", cell.ranks, "--compute", STEP_S * cell.passes, "--seed", 1]
+    command += settings(cell.benchmark, *more)
     command += ["--stage", folder / "stage"] if cell.where == "staging" else []
     done = subprocess.run(
         list(map(str, command)), env=os.environ | environment(cell, data, folder / "log"), text=True,

@@ -113,7 +113,7 @@ def test_a_run_warns_before_it_starts_that_memory_will_not_do(
     warned: bool,
 ) -> None:
     monkeypatch.setattr(memory, "usable_bytes", lambda: 24 * 10**9)
-    monkeypatch.setattr(memory, "installed", lambda: gpus)
+    monkeypatch.setattr(memory, "usable", lambda: gpus)
     run = load.load("cosmoflow", "closed", ["submission.org=o", *settings])
     _warn_of_memory(run, Solo())
     err = capsys.readouterr().err
@@ -121,6 +121,6 @@ def test_a_run_warns_before_it_starts_that_memory_will_not_do(
 
 
 def test_a_run_that_waits_instead_of_computing_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "installed", lambda: [])
+    monkeypatch.setattr(memory, "usable", lambda: [])
     run = load.load("cosmoflow", "closed", ["division=open", "emulation.step_s=0.1"])
     assert memory.memory_need(run, 1, 1) is None

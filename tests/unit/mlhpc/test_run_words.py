@@ -11,6 +11,8 @@ import pytest
 from mlhpc import run as module
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.registry import Framework
+from mlhpc.common.host import accelerators
+from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
@@ -83,10 +85,15 @@ def test_a_missing_framework_is_a_one_line_error(tmp_path: Path) -> None:
         module._import_trainer(load.load("deepcam", "smoke"), framework, Solo())
 
 
-@pytest.mark.parametrize(("device", "logged"), [("cpu", 0), ("auto", 1)])
-def test_accelerators_that_a_run_does_not_use_are_not_logged(monkeypatch, device: str, logged: int) -> None:
+@pytest.mark.parametrize(
+    ("device", "visible", "logged"), [("cpu", "0", 0), ("auto", "0", 1), ("auto", "", 0), ("auto", "-1", 0)]
+)
+def test_accelerators_that_a_run_does_not_use_are_not_logged(
+    monkeypatch, device: str, visible: str, logged: int
+) -> None:
     """They are the scale of the run."""
-    monkeypatch.setattr(module, "accelerators", lambda: ["NVIDIA H100"] * 8)
+    monkeypatch.setattr(accelerators, "installed", lambda: [Accelerator("nvidia", "NVIDIA H100")] * 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     records: dict[str, Any] = {}
     log: Any = SimpleNamespace(note=lambda name, **tags: None, hyperparameters=records.update)
     run = load.load("deepcam", "smoke", [f"training.device={device}"])

@@ -10,6 +10,7 @@ from mlhpc.benchmarks.load import load
 from mlhpc.common.pages.blocks import Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
+from mlhpc.perf.parts import parts
 from mlhpc.perf.prediction.model import Model, best, enlarged, predict, with_batch
 from mlhpc.perf.prediction.page import time_to_train
 from mlhpc.perf.published import published
@@ -28,6 +29,24 @@ def test_the_parts_add_up_to_the_time_to_train():
     assert p.total_s[0] == pytest.approx(p.staging_s[0] + p.epoch_s[0] * p.epochs.value + p.extra_s[0])
     assert p.total_s[1] < p.total_s[0] < p.total_s[2]
     assert p.samples_per_s[0] == pytest.approx(1 / p.step_s.value)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "settings", "evaluations"),
+    [
+        ("resnet50", ["training.epochs_between_evals=8", "division=open"], 1 / 8),
+        # 121 266 // 2048 = 59 steps
+        ("deepcam", ["training.eval_steps=25", "hyperparameters.global_batch_size=2048", "division=open"], 3),
+        ("cosmoflow", ["division=open"], 1),
+    ],
+)
+def test_an_epoch_has_the_evaluations_that_the_settings_ask_for(benchmark, settings, evaluations):
+    """The seconds of one are those of its samples, at the cost per sample of the published sets."""
+    p = predict(machine("perlmutter"), load(benchmark, "closed", settings), 64)
+    data = p.run.data
+    one = p.train_s[0] * parts().evaluation[0] * data.eval_samples / data.train_samples
+    assert p.eval_s[0] == pytest.approx(evaluations * one)
+    assert p.epoch_s[0] == pytest.approx(p.train_s[0] + evaluations * one)
 
 
 PLAIN = ["data.gzip=false", "division=open", *MIXED]

@@ -9,6 +9,7 @@ from helpers import loader_model
 
 from mlhpc.errors import UserError
 from mlhpc.perf.what_if import Change, parse, what_if
+from mlhpc.record.result import Emulation
 from mlhpc.record.run_directory import read
 
 STEPS, PER_BATCH = 40, 4
@@ -73,6 +74,16 @@ def test_more_ranks_share_steps_and_reading_or_steps_alone(tmp_path):
     assert keeps_up.parts["data_wait"] == pytest.approx(4.0)
     # Storage that gives no more to two ranks takes as long for an epoch, of which less is now hidden by steps.
     assert shared.parts["data_wait"] + shared.parts["step"] == pytest.approx(10.0, rel=0.01)
+
+
+def test_emulated_steps_get_faster_with_the_device_but_not_with_more_ranks(tmp_path):
+    """They wait instead of computing, whatever their number of samples. Reading takes next to nothing here."""
+    run = run_of(tmp_path / "run", 10.0, 0.0)
+    waits = Emulation(step_s=10.0 / STEPS, eval_step_s=0.1)
+    run = replace(run, result=run.result.model_copy(update={"emulation": waits}))
+    (faster,) = what_if(run, Change(compute=4)).cases
+    assert (faster.parts["step"], faster.parts["evaluation"]) == pytest.approx((10.0 / 4, 2.0 / 4))
+    assert what_if(run, Change(ranks=2)).cases[0].parts["step"] == pytest.approx(10.0)
 
 
 def test_changing_nothing_changes_nothing(tmp_path):

@@ -11,6 +11,7 @@ from helpers.thread_world import on_ranks
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.event_files import event_files, events_path
 from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.timing.steps import percentiles
 from mlhpc.record.environment import RankBinding
 from mlhpc.record.rank_table import NAME, RankTable, read_rank_table, write_rank_table
 from mlhpc.record.run_directory import read
@@ -51,6 +52,26 @@ def test_every_rank_is_in_the_table_and_steps_are_those_of_the_quickest(tmp_path
     # In epoch n rank n is the quickest.
     assert table.steps == {n: {"p50": 0.5, "p90": 1.5, "p99": 2.5, "max": 3.5 + n} for n in (1, 2, 3)}
     assert list(table.of("data_wait_s")) == [0, 1, 2, 3, 4]
+
+
+def test_the_steps_of_an_epoch_with_evaluations_are_those_of_all_its_parts(tmp_path: Path) -> None:
+    """Against the percentiles of the steps themselves, in parts whose steps all take the same time."""
+    parts = {9.0: 7, 0.5: 1, 20.0: 2}  # steps by seconds
+    events = [
+        {
+            "t": n,
+            "event": "steps",
+            "name": "train",
+            "epoch": 1,
+            "count": steps,
+            **percentiles([seconds] * steps),
+        }
+        for n, (seconds, steps) in enumerate(parts.items())
+    ]
+    every = [seconds for seconds, steps in parts.items() for _ in range(steps)]
+    on_ranks(1, 1, lambda world: write_rank_table(tmp_path, world, events))
+    assert RankTable.read(tmp_path / NAME).steps == {1: percentiles(every)}
+    assert percentiles(every) == {"p50": 9.0, "p90": 20.0, "p99": 20.0, "max": 20.0}
 
 
 def test_without_the_table_the_events_of_the_ranks_say_the_same(tmp_path: Path) -> None:

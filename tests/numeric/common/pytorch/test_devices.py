@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mlhpc.benchmarks import load
+from mlhpc.common.host import accelerators
 from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.common.pytorch import devices as module
 from mlhpc.common.pytorch.devices import (
@@ -137,7 +138,7 @@ def test_other_errors_pass():
 @pytest.fixture
 def machine(monkeypatch):
     """Makes PyTorch see ``count`` accelerators of a type, in a build for ROCm or not; no such device is here."""
-    monkeypatch.setattr(module.accelerators, "installed", list)
+    monkeypatch.setattr(accelerators, "installed", list)
 
     def sees(kind, count, rocm=None, here=(9, 0, "gfx90a:sramecc+:xnack-"), built=None):
         facts = SimpleNamespace(major=here[0], minor=here[1], gcnArchName=here[2], name="a GPU")
@@ -219,7 +220,7 @@ def test_a_device_that_is_not_there_is_one_line(machine, kind, count, rocm, choi
 def test_device_auto_refuses_to_fall_back_to_the_cpu_if_the_machine_has_a_gpu(
     machine, monkeypatch, vendor, name, variable
 ):
-    monkeypatch.setattr(module.accelerators, "installed", lambda: [Accelerator(vendor, name)])
+    monkeypatch.setattr(accelerators, "installed", lambda: [Accelerator(vendor, name)])
     for each in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         monkeypatch.delenv(each, raising=False)
     with pytest.raises(UserError, match=r"PyTorch does not see this machine's"):

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from mlhpc.benchmarks import load
+from mlhpc.common.host import accelerators
+from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.common.ranks.world import Solo
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
 from mlhpc.cosmoflow.tf import device, train
@@ -50,6 +52,18 @@ def test_gpu_settings_are_not_changed_once_set(monkeypatch):
     for name in ("set_visible_devices", "experimental.set_memory_growth"):
         monkeypatch.setattr(f"tensorflow.config.{name}", None)
     assert device.use_one_gpu(local_rank=0) == "GPU:0"
+
+
+def test_a_gpu_that_only_the_driver_sees_is_not_left_idle_beside_a_run(monkeypatch):
+    """TensorFlow's build for CPUs: the log would count the GPU."""
+    monkeypatch.setattr(accelerators, "installed", lambda: [Accelerator("nvidia", "NVIDIA H100")])
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    run = load.load("cosmoflow", "smoke")
+    with pytest.raises(UserError, match=r"^TensorFlow does not see .*NVIDIA H100; .* CUDA_VISIBLE_DEVICES=$"):
+        train.check(run, None, Solo())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    train.check(run, None, Solo())
 
 
 def test_batches_copied_to_the_device_keep_order_and_values():

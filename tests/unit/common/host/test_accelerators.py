@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.common.energy.accelerators import vendor_here
 from mlhpc.common.host import accelerators, probe
 from mlhpc.common.host.accelerators import Accelerator
 
@@ -42,6 +43,15 @@ def test_a_machine_without_tools_has_none(tools):
 def test_nvidia(tools):
     tools["nvidia-smi"] = "NVIDIA A100-SXM4-40GB, 40960\n" * 4
     assert accelerators.accelerators() == ["NVIDIA A100-SXM4-40GB, 40960 MiB"] * 4
+
+
+def test_hidden_accelerators_are_installed_but_not_usable(tools, monkeypatch):
+    tools["nvidia-smi"] = "NVIDIA A100-SXM4-40GB, 40960\n" * 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert accelerators.usable() == accelerators.installed() and vendor_here() == "nvidia"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (accelerators.usable(), len(accelerators.installed())) == ([], 4)
+    assert vendor_here() is None, "the energy of a run on the CPU excludes them, as with training.device=cpu"
 
 
 def test_amd_by_amd_smi(tools):

@@ -19,7 +19,7 @@ from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.cosmoflow.data import convert as module
 from mlhpc.cosmoflow.data.codec import CODECS
-from mlhpc.cosmoflow.data.convert import convert, find_universes
+from mlhpc.cosmoflow.data.convert import Division, convert, find_universes
 from mlhpc.cosmoflow.data.sample import read_counts
 from mlhpc.errors import UserError
 
@@ -228,6 +228,10 @@ def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path)
         convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
     with pytest.raises(UserError, match="--packer requires --codec gzip; add it"):
         convert(raw, out, Solo(), 1, codec="lut", packer="isal")
+    run(raw, samples := tmp_path / "samples")
+    with pytest.raises(UserError, match=r"--validation divides universes, but .*samples contains samples"):
+        convert(samples, out, Solo(), 1, validation=0.5)
+    assert not out.exists()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty contains no raw universes"):
         run(tmp_path / "empty", out)
@@ -286,9 +290,11 @@ def test_every_codec_keeps_the_samples_of_every_source(
     """In a TFRecord, the counts of 2³ voxels begin at an odd byte, those of 4³ at an even one."""
     write_universe(tmp_path / "universes" / "u.hdf5", seed=1, size=2 * sample)
     universes, out = tmp_path / "universes", tmp_path / "out"
-    if source != "universes":
+    if source == "universes":
+        convert(universes, out, Solo(), 2, sample=sample, codec=codec)
+    else:
         convert(universes, tmp_path / source, Solo(), 2, sample=sample, codec=source)
-    convert(tmp_path / source, out, Solo(), 2, sample=sample, codec=codec)
+        convert(tmp_path / source, out, Solo(), 2, codec=codec)
     for number, x in enumerate(reference(universes / "u.hdf5", cuts=2)):
         assert np.array_equal(read_counts(out / "train" / f"u_{number:03}.mlc")[0], x)
 
@@ -304,7 +310,8 @@ def test_a_file_that_a_power_cut_left_without_its_end_is_written_again(
         out = tmp_path / f"from {name}"
 
         def made(source: Path = source, out: Path = out) -> dict[str, object]:
-            convert(source, out, Solo(), 2, sample=SAMPLE, validation=0.25, **how)  # type: ignore[arg-type]
+            division: Division = {"sample": SAMPLE, "validation": 0.25} if source == raw else {}
+            convert(source, out, Solo(), 2, **how, **division)  # type: ignore[arg-type]
             return content(out)
 
         before = made()

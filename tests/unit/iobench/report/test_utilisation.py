@@ -5,6 +5,7 @@ import pytest
 
 from mlhpc.iobench.definition.schema import Metric
 from mlhpc.iobench.emulate.steps import EpochTimes
+from mlhpc.iobench.report.result import _cpu_busy
 from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shares
 
 
@@ -154,3 +155,16 @@ def test_a_null_run_slower_than_the_real_one_costs_the_storage_nothing():
     bottleneck = binding(Shares(10, 5, 5, 0, 0), Shares(10, 4, 6, 0, 0), 20)
     assert bottleneck is not None
     assert (bottleneck.storage, bottleneck.decode) == (pytest.approx(0), pytest.approx(50))
+
+
+@pytest.mark.parametrize(
+    ("affinities", "cores"),
+    [([{0}, {1}], 2), ([{0, 1}, {0, 1}], 2), ([{0, 1}, {1, 2}], 3)],
+    ids=["bound", "unbound", "overlapping"],
+)
+def test_cores_of_a_node_are_busy_in_proportion_to_those_that_its_ranks_may_use(affinities, cores):
+    """Two ranks that each compute for 3 of 10 s; the other node has a rank that computes for 1 s."""
+    null = {"cpu_s": 3.0, "seconds": 10.0}
+    ranks = [{"host": "n0", "affinity": sorted(own), "cores": len(own), "null": null} for own in affinities]
+    ranks.append({"host": "n1", "affinity": [0], "cores": 1, "null": null | {"cpu_s": 1.0}})
+    assert _cpu_busy(ranks) == pytest.approx(100 * 6 / (cores * 10))

@@ -34,6 +34,20 @@ def test_a_run_adds_itself_as_by_hand(tmp_path: Path, store: Path, capsys) -> No
     assert [row["name"] for row in added(capsys, run)] == [file.stem]
 
 
+def test_the_history_and_the_report_have_one_throughput(tmp_path: Path, store: Path, capsys) -> None:
+    """Of epochs on samples of full size: the others, here the majority, are not the benchmark's."""
+
+    def coarse(result: dict) -> None:
+        for epoch in result["epochs"]:
+            of = {"trained_side": 16, "samples_per_s": 26.0 + epoch["epoch"]}
+            epoch.update(of if epoch["epoch"] <= 5 else {"trained_side": 32, "samples_per_s": 16.25})
+
+    run = make_run(tmp_path / "run", result=coarse)
+    assert [row["samples_per_s"] for row in added(capsys, run)] == [16.25]
+    assert cli.main(["report", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples_per_s"] == 16.25
+
+
 @pytest.mark.parametrize("fails", ["full", "no run"])
 def test_a_store_that_fails_costs_a_line(tmp_path: Path, monkeypatch, capsys, fails: str) -> None:
     run = make_run(tmp_path / "run")

@@ -9,10 +9,12 @@ from golden.make_run import make_run
 from helpers.page import Page
 from rich.console import Console
 
+from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
+from mlhpc.perf.prediction.model import Model
 from mlhpc.record.run_directory import read
-from mlhpc.submission.report.predicted import beside, predicted_table
+from mlhpc.submission.report.predicted import _predicted, beside, predicted_table
 from mlhpc.submission.report.report import report, report_on
 
 # The part of a machine file that no test here is about.
@@ -43,6 +45,18 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
     assert step.measured is not None and step.predicted is not None
     assert step.ratio == pytest.approx(step.measured / step.predicted[0])
     assert step.predicted[1] < step.predicted[0] < step.predicted[2]
+
+
+def test_as_many_evaluations_are_predicted_as_were_made(tmp_path: Path) -> None:
+    """Eight, whether the settings ask for one after every epoch or, as ResNet-50's, every four."""
+    result = read(make_run(tmp_path / "run")).result
+    assert result is not None and len(result.epochs) == 8
+    made = []
+    for every in (1, 4):
+        run = load("resnet50", "closed", ["division=open", f"training.epochs_between_evals={every}"])
+        model = Model(machine("perlmutter"), run)
+        made.append(_predicted(model, model.at(16), result, apart=False)["evaluation"])
+    assert made[0] == pytest.approx(made[1])
 
 
 def test_exchanges_stand_beside_those_of_the_epochs_that_were_trained(tmp_path: Path) -> None:
