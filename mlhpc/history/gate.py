@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
 from mlhpc.quantities import count
@@ -28,6 +28,8 @@ RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "acc
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
 TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
 """Metrics that exist only for runs that reached the target."""
+BY_KIND = ("joules", "joules_per_sample")
+"""Metrics with a value for each kind of counter."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
 for different reasons."""
@@ -91,7 +93,7 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) ->
     be compared."""
     require_comparable(new, baseline)
     shown = dict.fromkeys((*TESTED, *rules))
-    tests = [tested(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
+    tests = [tested(metric, *_figures(metric, new, baseline), rules) for metric in shown]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -117,18 +119,19 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
             raise UserError(f"{problem} (docs/reference/stability.md); select one with --where versions=")
 
 
-def _figures(rows: Sequence[Measured], metric: str) -> Values:
-    """The positive values of ``metric`` in all runs or, if the metric depends on the target, in the runs that
-    reached the target."""
-    values = []
-    for _, runs in rows:
-        for run in runs:
-            value = run.get(metric)
-            if isinstance(value, dict):  # joules by kind of counter
-                value = widest(value)
-            if value is not None and value > 0 and (run.get("reached") or metric not in TO_TARGET):
-                values.append(float(value))
-    return tuple(values)
+def _figures(metric: str, *groups: Sequence[Measured]) -> list[Values]:
+    """For each of ``groups``, the positive values of ``metric`` in all runs or, if the metric depends on the
+    target, in the runs that reached the target. Joules are those of one kind of counter, which all these runs
+    have."""
+    found = [
+        [run[metric] for _, runs in rows for run in runs
+         if run.get(metric) and (run.get("reached") or metric not in TO_TARGET)]
+        for rows in groups
+    ]  # fmt: skip
+    if metric in BY_KIND:
+        kind = shared_kind(value for values in found for value in values)
+        found = [[value[kind] for value in values if kind in value] for values in found]
+    return [tuple(float(value) for value in values if value > 0) for values in found]
 
 
 def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bool = True) -> Test:
@@ -214,10 +217,18 @@ def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
 def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
     """Differences between new runs and baseline that may explain a change, and the numbers of records without
     versions and of new runs that missed the target."""
+    keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+            "global_batch_size", "mlhpc", "commit")  # fmt: skip
+    differing = {
+        key: [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
+        for key in keys
+    }
+    differing["counters of joules"] = [
+        {kind for _, runs in rows for run in runs for kind in run.get("joules") or ()}
+        for rows in (new, baseline)
+    ]
     marks = []
-    for key in ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
-                "global_batch_size", "mlhpc", "commit"):  # fmt: skip
-        values = [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
+    for key, values in differing.items():
         if all(values) and values[0] != values[1]:
             shown = (few([each[:24] for each in sorted(value)], 2) for value in values)
             marks.append(f"{key}: {' against '.join(shown)}")

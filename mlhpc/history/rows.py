@@ -4,7 +4,7 @@ would take longer than reading ten thousand rows."""
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import shared_kind
 from mlhpc.record.breakdown import PARTS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TEXTS = frozenset(ROW[: ROW.index("ranks")])
 
 def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
     """A flat summary of a record: means over the record's runs, and the energy measured by the most comprehensive
-    kind of counter."""
+    kind of counter that all of these runs have."""
     row: dict[str, Any] = dict.fromkeys(ROW)
     row |= {key: getattr(record, key) for key in ROW if key in type(record).model_fields}
     row["name"], row["number_of_runs"] = name, len(record.runs)
@@ -31,7 +31,9 @@ def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
     for part in PARTS:
         row[f"{part}_s"] = _mean([run.parts_s.get(part) for run in record.runs])
     for key in ("joules", "joules_per_sample"):
-        row[key] = _mean([widest(getattr(run, key)) for run in record.runs])
+        figures = [by_kind for run in record.runs if (by_kind := getattr(run, key))]
+        kind = shared_kind(figures)
+        row[key] = _mean([by_kind[kind] for by_kind in figures if kind in by_kind])
     return row | {key: value for key, value in record.figures.items() if row.get(key) is None}
 
 

@@ -13,6 +13,7 @@ from mlhpc import cli
 from mlhpc.history.gate import gate, paired_ratio, ratio_interval
 from mlhpc.history.health import health
 from mlhpc.history.store import put
+from mlhpc.history.tables import gate_lines
 from mlhpc.record.history import HistoryRecord, RunFigures
 
 RULES = {"time_to_train_s": 0.05}
@@ -192,6 +193,26 @@ def test_runs_of_a_campaign_that_missed_the_target_have_no_time_to_it() -> None:
     (time,) = (test for test in found.tests if test.metric == "time_to_train_s")
     assert len(time.new) == 2 and max(time.new) < 200
     assert any("1 new run missed the target" in mark for mark in found.marks)
+
+
+def with_joules(rows: list, **joules: float) -> list:
+    """``rows`` whose runs all used ``joules`` by kind of counter."""
+    for _, own in rows:
+        own[0] |= {"joules": joules, "joules_per_sample": {kind: j / 100 for kind, j in joules.items()}}
+    return rows
+
+
+def test_joules_are_compared_by_a_kind_of_counter_that_all_runs_have() -> None:
+    """Equal energy of the accelerators; the new nodes also have a counter of their own, which reads twice that."""
+    baseline = with_joules(runs(1.0, 4, 2), accelerators=1000.0)
+    new = with_joules(runs(1.0, 4, 1), accelerators=1000.0, node=2000.0)
+    rules = {"joules": 0.05, "joules_per_sample": 0.05}
+    found = gate(new, baseline, rules)
+    assert found.status == 0 and {t.ratio for t in found.tests if t.counts} == {(1.0, 1.0, 1.0)}
+    assert any("accelerators, node against accelerators" in mark for mark in found.marks)
+    found = gate(with_joules(new, node=2000.0), baseline, rules)
+    assert found.status == 3 and not any(t.new or t.baseline for t in found.tests if t.counts)
+    assert any("no kind of counter" in line for line in gate_lines(found))
 
 
 def test_of_two_figures_of_a_node_on_one_day_the_worse_one_counts() -> None:

@@ -74,7 +74,8 @@ def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     for n in range(2):
         make_run(tmp_path / "runs" / f"run_0{n + 1}", result=lambda result, n=n: result.update(seed=n))
     states = [{"name": f"run_0{n}", "state": "converged", "seconds": 60.0 + n, "epochs": 8,
-               "joules": {"node": 100.0 * n}, "joules_per_sample": {"node": 2.0 * n}} for n in (1, 2)]  # fmt: skip
+               "joules": {"accelerators": 100.0 * n} | ({"node": 900.0} if n == 2 else {}),
+               "joules_per_sample": {"node": 2.0 * n}} for n in (1, 2)]  # fmt: skip
     campaign = {"benchmark": "cosmoflow", "preset": "smoke", "metric": "strong", "run_states": states,
                 "score": {"minutes": 1.0}}  # fmt: skip
     (tmp_path / "runs/campaign.json").write_text(json.dumps(campaign))
