@@ -203,13 +203,15 @@ def _further(above: Values, below: Values, tolerance: float, new_is_above: bool)
 
 
 def _moved(new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[tuple[str, float], ...]:
-    means = [_part_means(rows) for rows in (new, baseline)]
+    runs = [[run for _, own in rows for run in own if run.get("parts_s")] for rows in (new, baseline)]
+    if any(run.get("reached") for own in runs for run in own):  # the others have no time to train to explain
+        runs = [[run for run in own if run.get("reached")] for own in runs]
+    means = [_part_means([run["parts_s"] for run in own]) for own in runs]
     changes = {part: means[0][part] - means[1][part] for part in PARTS if all(part in each for each in means)}
     return tuple(sorted(changes.items(), key=lambda change: -abs(change[1])))
 
 
-def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
-    runs = [run["parts_s"] for _, own in rows for run in own if run.get("parts_s")]
+def _part_means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     parts = {part for run in runs for part in run}
     return {part: statistics.fmean(run.get(part, 0.0) for run in runs) for part in parts}
 

@@ -195,6 +195,19 @@ def test_runs_of_a_campaign_that_missed_the_target_have_no_time_to_it() -> None:
     assert any("1 new run missed the target" in mark for mark in found.marks)
 
 
+def test_parts_of_runs_that_missed_the_target_move_nothing() -> None:
+    """The runs that reached it are those of the baseline; the others trained twice as many epochs."""
+    baseline, missed = runs(1.0, 4, 2), runs(2.0, 2, 3)
+    for _, own in missed:
+        own[0]["reached"] = False
+    assert not any(seconds for _, seconds in gate(runs(1.0, 4, 2) + missed, baseline, RULES).moved)
+    assert not gate(missed, baseline, RULES).moved
+    (_, seconds), *_ = gate(
+        missed, [(row, [{**own[0], "reached": False}]) for row, own in baseline], RULES
+    ).moved
+    assert seconds == pytest.approx(80, rel=0.1), "where no run reached it, all are compared"
+
+
 def with_joules(rows: list, **joules: float) -> list:
     """``rows`` whose runs all used ``joules`` by kind of counter."""
     for _, own in rows:
