@@ -33,6 +33,8 @@ BY_KIND = ("joules", "joules_per_sample")
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
 for different reasons."""
+EMULATED = "emulated"
+"""Status of runs whose steps only take time (``--compute``)."""
 MOST_RUNS = 1000
 """Maximum number of further runs to propose; if more are needed, the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
@@ -99,7 +101,8 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) ->
 
 
 def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) -> None:
-    """Raise UserError if ``new`` or ``baseline`` is empty, or if benchmarks, presets or their versions differ."""
+    """Raise UserError if ``new`` or ``baseline`` is empty, if benchmarks, presets or their versions differ, or
+    if only some runs were emulated."""
     for what, rows in (("new runs", new), ("baseline", baseline)):
         if not rows:
             raise UserError(f"no records selected as {what}: all are withdrawn, or not in this store")
@@ -108,6 +111,10 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
         if len({*values[0], *values[1]}) > 1:
             pair = " cannot be compared with ".join(few(each, 3) for each in values)
             raise UserError(f"{key} {pair}; select records of only one {key}")
+    if len({row["status"] == EMULATED for row, _ in (*new, *baseline)}) > 1:
+        raise UserError(
+            "emulated runs cannot be compared with runs that trained; select with status!=emulated"
+        )
     stated: dict[str, set[str]] = {}
     for row, _ in (*new, *baseline):
         for each in (row["versions"] or "").split(", "):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def runs(factor: float, number: int, seed: int, *, wait: float = 0.0, spread: fl
         step, waited = 80 * factor * draw.gauss(1, spread), 20 * factor * draw.gauss(1, spread) + wait
         figures = {"time_to_train_s": step + waited, "epochs": 10, "epoch_s": (step + waited) / 10,
                    "parts_s": {"step": step, "data_wait": waited}, "reached": True}  # fmt: skip
-        keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+        keys = ("settings", "framework", "status", "system", "machine", "ranks", "nodes", "accelerators",
                 "global_batch_size", "mlhpc", "commit")  # fmt: skip
         known = {"benchmark": "cosmoflow", "preset": "smoke", "kind": "run", "versions": "parts 1, preset 1"}
         rows.append(({**dict.fromkeys(keys), **known, **row}, [figures]))
@@ -118,6 +119,30 @@ def test_other_machines_and_unknown_versions_are_marked() -> None:
     found = gate(runs(1.0, 5, 1, machine="H100", versions=None), runs(1.0, 5, 2, machine="A100"), RULES)
     assert any("H100 against A100" in mark for mark in found.marks)
     assert any("without versions" in mark for mark in found.marks)
+
+
+def test_emulated_runs_are_compared_only_with_emulated_runs(tmp_path: Path, capsys) -> None:
+    """The trained runs of the baseline are as fast as the new run; the emulated ones read data three times as
+    fast."""
+
+    def emulated(result: dict, seed: int) -> None:
+        result.update(status="emulated", seed=seed, time_to_train_s=None, emulation={"step_s": 0.1})
+        for epoch in result["epochs"]:
+            epoch["samples_per_s"] *= 3
+
+    trained = [make_run(tmp_path / f"trained{n}", result=lambda r, n=n: r.update(seed=n)) for n in range(3)]
+    quick = [make_run(tmp_path / f"quick{n}", result=partial(emulated, seed=n)) for n in range(2)]
+    assert cli.main(["history", "add", *map(str, (*trained[:2], quick[0]))]) == 0
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nmetric = "samples_per_s"\ntolerance = "1%"\n')
+    words = ["--baseline", "last=3", "--rules", str(rules), "--json"]
+    for new, size in ((trained[2], 2), (quick[1], 1)):
+        capsys.readouterr()
+        assert cli.main(["history", "gate", str(new), *words]) in (0, 3)
+        tests = json.loads(capsys.readouterr().out)["tests"]
+        assert [(len(t["baseline"]), t["ratio"][0]) for t in tests if t["counts"]] == [(size, 1.0)]
+    assert cli.main(["history", "gate", *map(str, (trained[2], quick[1])), *words]) == 2
+    assert "emulated runs cannot be compared" in capsys.readouterr().err
 
 
 def slower(result: dict) -> None:
