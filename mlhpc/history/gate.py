@@ -16,6 +16,7 @@ from typing import Any, Literal
 from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
+from mlhpc.history.rows import TO_TARGET
 from mlhpc.quantities import count
 from mlhpc.record.breakdown import PARTS
 
@@ -26,8 +27,6 @@ RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "acc
          "storage.local_write", "network.bandwidth")  # fmt: skip
 """Rates of a node that are measured. Sizes of memories and disks are not among them."""
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
-TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
-"""Metrics that exist only for runs that reached the target."""
 BY_KIND = ("joules", "joules_per_sample")
 """Metrics with a value for each kind of counter."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
