@@ -391,9 +391,10 @@ def _without(a: Triple, seconds: float) -> Triple:
 
 
 def _epochs(run: Run) -> Estimate | None:
-    """Epochs to target; None if no convergence is published for the run's network and data."""
+    """Epochs to target; None if no convergence is published for the run's network, data and target."""
     try:
-        if trained(run) != trained(load(run.benchmark, run.preset)):
+        published = load(run.benchmark, run.preset)
+        if trained(run) != trained(published) or run.target.value != published.target.value:
             return None
         return epochs_to_target(run.benchmark, run.preset, run.hyperparameters.global_batch_size)
     except UserError:
@@ -401,7 +402,7 @@ def _epochs(run: Run) -> Estimate | None:
 
 
 def trained(run: Run) -> tuple[Any, ...]:
-    """Return the network and data of ``run``, which determine whether published convergence applies."""
+    """Return the network and data of ``run``, on which convergence to a target depends."""
     return run.network, run.data.sample_shape, run.data.train_samples
 
 

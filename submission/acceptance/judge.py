@@ -22,6 +22,7 @@ from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import required_bandwidth
 from mlhpc.perf.prediction.model import Model, with_batch
+from mlhpc.perf.prediction.result import NO_EPOCHS
 from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import count, duration_text
 from mlhpc.submission.acceptance.tender import Job, Tender
@@ -158,10 +159,10 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
 
 def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
     """The predicted time to train in seconds, with its interval. Raises UserError if nothing is known about the
-    convergence of ``run``."""
+    convergence of ``run`` to its target."""
     total = Model(machine, run).at(nodes).total_s
     if total is None:
-        raise UserError(f"no convergence data are published for {run.benchmark}, preset {run.preset}")
+        raise UserError(f"{run.benchmark}: {NO_EPOCHS}")
     return total
 
 

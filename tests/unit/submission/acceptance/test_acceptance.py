@@ -162,6 +162,16 @@ def test_a_set_that_fails_its_check_is_closed_no_more_and_may_be_optimized(tmp_p
     assert judged(capsys, tree, "--acceptance", tender(tmp_path, optimized))[0] == 0
 
 
+def test_a_job_with_its_own_target_has_no_predicted_time(tmp_path, capsys):
+    """The published epochs are those to MLPerf's target, which takes longer than an error of 0.5."""
+    job = ('reference = "v0.7 LBNL corigpu_n64_tf1.15.0"', "")
+    *_, jobs = judged(capsys, "--acceptance", tender(tmp_path, job))
+    assert jobs["universe"]["times"].keys() == {"offered", "predicted"}
+    own = (job[0], 'set = ["division=open", "target.value=0.5"]')
+    *_, jobs = judged(capsys, "--acceptance", tender(tmp_path, own))
+    assert jobs["universe"]["times"].keys() == {"offered"} and "target" in jobs["universe"]["unknown"]
+
+
 def test_required_bandwidths_are_those_of_section_vii(tmp_path, capsys):
     """Bytes per FLOP of a sample times the peak of a node: Ibrahim et al. 2021, table II and section VII."""
     _, _, jobs = judged(capsys, "--acceptance", tender(tmp_path))
@@ -272,6 +282,8 @@ def test_only_evidence_is_archived_and_no_link_is_followed(results, tmp_path, ca
     ("weight = 2.0", "weight = -1", "line 14: jobs.universe.weight: Input should be greater than 0"),
     ('offered = "20 min"', "offered = nan", "'nan' is not a number with a unit"),
     ('offered = "20 min"', "offered = 20", "'20' is not a number with a unit"),
+    ('weight = 2.0', 'set = ["division=open", "target.value=0.5"]',
+     "corigpu_n64_tf1.15.0' was trained to the target 0.124, not 0.5"),
     ('"50%"', '"150%"', "jobs.universe.fraction: Input should be less than or equal to 1"),
     ('fraction = "50%"', 'fraction = "50%"\nnodes = 2', "set either nodes or fraction"),
     ('fraction = "50%"', "nodes = 5", "exceeds the system's 4 nodes"),
