@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks.findings import Finding, Severity
-from mlhpc.benchmarks.load import dotted
 from mlhpc.common.host.provenance import commit
 from mlhpc.errors import shown
 from mlhpc.record.run_directory import RunDirectory, read
@@ -76,17 +75,6 @@ def about_system(
             yield finding("error", expected, str(fields.get("division") or "none"), remedy)
 
 
-def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """Findings on runs of a set with different ``config.toml`` files. (``check_set`` compares only the settings in
-    the logs.)"""
-    configured = [(run.path, run.config) for run in runs_of(results) if run.config]
-    for path, config in configured[1:]:
-        if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
-            remedy = "all runs of a score must have the same configuration: pack the others separately"
-            expected = f"the settings of {configured[0][0].name}"
-            yield Finding("pack/config", "error", path.name, expected, other, remedy)
-
-
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
     """Findings on runs of a set that read data in different formats, and a warning for the reviewer about a lossy
     format."""
@@ -112,13 +100,6 @@ def own_target(results: ResultSet) -> Iterator[Finding]:
         expected = f"runs to the target {official.metric} {official.value:g}"
         actual = f"runs of preset {results.preset!r}, to {results.target.value:g}"
         yield Finding("pack/target", "error", f"{results.path.name}/", expected, actual, remedy)
-
-
-def _first_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """The first key that differs, with both values; empty if none differs."""
-    a, b = dict(dotted(first)), dict(dotted(second))
-    differing = (key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key))
-    return next((f"{key} = {b.get(key)}, not {a.get(key)}" for key in differing), "")
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
