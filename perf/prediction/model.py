@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.load import dotted, load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
@@ -401,9 +401,11 @@ def _epochs(run: Run) -> Estimate | None:
         return None
 
 
-def trained(run: Run) -> tuple[Any, ...]:
-    """Return the network and data of ``run``, on which convergence to a target depends."""
-    return run.network, run.data.sample_shape, run.data.train_samples
+def trained(run: Run) -> dict[str, Any]:
+    """The settings of ``run`` that say which network it trains on which data, by dotted name. Convergence to a
+    target depends on them."""
+    wanted: dict[str, Any] = {"network": True, "data": {"sample_shape", "train_samples"}}
+    return dict(dotted(run.model_dump(mode="json", include=wanted)))
 
 
 class Fits:

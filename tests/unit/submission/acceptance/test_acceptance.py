@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from golden.make_run import make_run
 from golden.make_tree import make_set
 
 from mlhpc import cli
@@ -170,6 +171,24 @@ def test_a_job_with_its_own_target_has_no_predicted_time(tmp_path, capsys):
     own = (job[0], 'set = ["division=open", "target.value=0.5"]')
     *_, jobs = judged(capsys, "--acceptance", tender(tmp_path, own))
     assert jobs["universe"]["times"].keys() == {"offered"} and "target" in jobs["universe"]["unknown"]
+
+
+@pytest.mark.parametrize("tier", ["ported", "optimized"])
+def test_a_smaller_network_is_only_optimized(tmp_path, capsys, tier):
+    """Ten runs that the logs alone do not tell from the preset's: a kernel of 2 instead of 3."""
+
+    def seeded(number):
+        return lambda lines: next(x for x in lines if x["key"] == "seed").update(value=number)
+
+    for n in range(10):
+        make_run(tmp_path / f"set/run-{n}", settings=["network.conv_kernel=2"], log=seeded(n), epochs=5 + n,
+                 result=lambda result, n=n: result.update(seed=n))  # fmt: skip
+    system = 'title = "Small"\nreference_nodes = 1\n[system]\nmachine = "cori-knl"\nnodes = 1\n'
+    job = '[jobs.small]\nbenchmark = "cosmoflow"\npreset = "smoke"\nnodes = 1\nchanges = "JAX"\n'
+    (tmp_path / "small.toml").write_text(f'{system}{job}tier = "{tier}"\n')
+    status, _, jobs = judged(capsys, tmp_path / "set", "--acceptance", tmp_path / "small.toml")
+    found = jobs["small"]["problems"]
+    assert (status, found) == ((0, []) if tier == "optimized" else (1, ["network.conv_kernel 2, not 3"]))
 
 
 def test_required_bandwidths_are_those_of_section_vii(tmp_path, capsys):
