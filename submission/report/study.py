@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
@@ -50,8 +50,8 @@ class Measured:
     """The measurement of one run: ``steps`` steps in ``seconds``, including ``wait_s`` seconds of data wait.
     ``staging_s`` is None if nothing was staged, or if some files were already in place. ``checkpoint_s``: time
     taken to write a checkpoint after the steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``:
-    energy of the whole run divided by all its samples, from the most comprehensive kind of counter; ``busy``:
-    fraction of the run's time in which accelerators computed."""
+    energy of the whole run divided by all its samples, by kind of counter; ``busy``: fraction of the run's time in
+    which accelerators computed."""
 
     path: Path
     steps: int
@@ -61,7 +61,7 @@ class Measured:
     staging_s: float | None
     environment: Environment | None
     servers: ServerFigures | None = None
-    joules_per_sample: float | None = None
+    joules_per_sample: Mapping[str, float] = field(default_factory=dict)
     checkpoint_s: float | None = None
     busy: float | None = None
 
@@ -120,6 +120,12 @@ class Study:
         """The last part of a setting's dotted name; the whole name if the last parts of two axes are the same."""
         lasts = [other.removesuffix(".name").rpartition(".")[2] for other in (axis, *self.axes)]
         return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
+
+    @property
+    def counter(self) -> str:
+        """The kind of counter by which the cells' energies are compared: the most comprehensive one that all runs
+        with energies have; empty if there is none."""
+        return shared_kind(run.joules_per_sample for cell in self.cells for run in cell.runs)
 
     def values(self, axis: str) -> list[Value]:
         """The values of an axis: numbers in ascending order, other values in the order of the cells."""
@@ -214,7 +220,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
     energies = energies_in(notes.get("energy", {}))
-    joules = widest(whole_joules(energies))
+    samples = expected_steps * config.hyperparameters.global_batch_size
     return Measured(
         run,
         steps=config.study.steps,
@@ -224,7 +230,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         staging_s=ends["staging"]["seconds"] if copied else None,
         environment=_environment(run),
         checkpoint_s=ends["checkpoint"]["seconds"] if "checkpoint" in ends else None,
-        joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
+        joules_per_sample={kind: joules / samples for kind, joules in whole_joules(energies).items()},
         busy=energies["accelerators"].usage.get("busy") if "accelerators" in energies else None,
     )
 

@@ -86,6 +86,7 @@ def cells_table(study: Study) -> Table:
         "speed-up": lambda cell: number(_speedup(study, cell)[0], digits),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
     }
+    counter = study.counter
     return table(
         "study",
         study.cells,
@@ -100,7 +101,7 @@ def cells_table(study: Study) -> Table:
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": _mean(lambda run: run.staging_s, plain),
             "checkpoint, s": _mean(lambda run: run.checkpoint_s, plain),
-            "J/sample": _mean(lambda run: run.joules_per_sample, plain),
+            "J/sample": _mean(lambda run: run.joules_per_sample.get(counter), plain),
             "accelerators busy": _mean(lambda run: run.busy, "{:.0%}".format),
         },
         text_columns=len(study.axes) or 1,

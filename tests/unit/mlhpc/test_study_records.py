@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from helpers.study_site import Site
 
 from mlhpc.run_processes import locked
+from mlhpc.study import content
 from mlhpc.submission.report.study import read
+from mlhpc.submission.report.study_page import cells_table
 
 
 @pytest.fixture
@@ -50,22 +53,22 @@ def test_accumulated_batches_are_one_step(site):
     assert run.samples_per_s == pytest.approx(20 * 8 / 2.0) and run.step_s == pytest.approx(0.1)
 
 
-def test_joules_per_sample_are_those_of_the_whole_run_by_the_widest_counters(site):
+def test_joules_per_sample_are_those_of_the_whole_run_by_counters_that_all_runs_have(site):
+    """Accelerators use 20 J for a sample of a batch of 4 and 10 J for one of 8; one node counts itself, too."""
     site.takes(run1=[2.0, 0.5])
-    assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
-    (cell,) = read(site.out).cells
-    assert cell.runs[0].joules_per_sample is None
-    figure = {"joules": 460.0, "counters": 1, "source": "NVML", "nodes": 1, "problems": []}
-    note = {
-        "t": 9.0,
-        "event": "note",
-        "name": "energy",
-        "accelerators": figure,
-        "node": figure | {"joules": 920.0},
-    }
-    with (cell.path / "run-1/events.rank0.jsonl").open("a") as events:
-        events.write(json.dumps(note) + "\n")
-    assert read(site.out).cells[0].runs[0].joules_per_sample == pytest.approx(920 / (23 * 4))
+    assert site.study("--vary", "batch=4,8", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
+    cells = read(site.out).cells
+    assert not cells[0].runs[0].joules_per_sample
+    note = {"t": 9.0, "event": "note", "name": "energy"}
+    figure = {"joules": 20.0 * 23 * 4, "counters": 1, "source": "NVML", "nodes": 1, "problems": []}
+    for cell, more in zip(cells, ({"node": figure | {"joules": 35.0 * 23 * 4}}, {}), strict=True):
+        with (cell.path / "run-1/events.rank0.jsonl").open("a") as events:
+            events.write(json.dumps(note | {"accelerators": figure} | more) + "\n")
+    study = read(site.out)
+    assert [row["runs"][0]["joules_per_sample"] for row in content(study)["cells"]] == pytest.approx([20, 10])
+    assert cells_table(study).rows[0][-2].value == pytest.approx(20)
+    alone = replace(study, cells=study.cells[:1])
+    assert content(alone)["cells"][0]["runs"][0]["joules_per_sample"] == pytest.approx(35)
 
 
 def test_a_run_that_was_moved_to_another_cell_is_not_measured_there(site):
