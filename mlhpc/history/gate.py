@@ -94,7 +94,8 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) ->
     be compared."""
     require_comparable(new, baseline)
     shown = dict.fromkeys((*TESTED, *rules))
-    tests = [tested(metric, *_figures(metric, new, baseline), rules) for metric in shown]
+    figures = {metric: _figures(metric, new, baseline) for metric in shown}
+    tests = [tested(metric, *pair, rules=rules) for metric, pair in figures.items()]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -125,19 +126,20 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
             raise UserError(f"{problem} (docs/reference/stability.md); select one with --where versions=")
 
 
-def _figures(metric: str, *groups: Sequence[Measured]) -> list[Values]:
-    """For each of ``groups``, the positive values of ``metric`` in all runs or, if the metric depends on the
-    target, in the runs that reached the target. Joules are those of one kind of counter, which all these runs
+def _figures(metric: str, new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[Values, Values]:
+    """For ``new`` and for ``baseline``, the positive values of ``metric`` in all runs or, if the metric depends on
+    the target, in the runs that reached the target. Joules are those of one kind of counter, which all these runs
     have."""
     found = [
         [run[metric] for _, runs in rows for run in runs
          if run.get(metric) and (run.get("reached") or metric not in TO_TARGET)]
-        for rows in groups
+        for rows in (new, baseline)
     ]  # fmt: skip
     if metric in BY_KIND:
         kind = shared_kind(value for values in found for value in values)
         found = [[value[kind] for value in values if kind in value] for values in found]
-    return [tuple(float(value) for value in values if value > 0) for values in found]
+    first, second = (tuple(float(value) for value in values if value > 0) for values in found)
+    return first, second
 
 
 def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bool = True) -> Test:

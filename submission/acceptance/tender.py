@@ -133,8 +133,8 @@ def read(path: Path) -> tuple[Tender, Machine]:
                 )
             own = job.run.target.value
             if job.reference and (theirs := job.published.run.target.value) != own:
-                problem = f"reference {job.reference!r} was trained to the target {theirs}, not {own}"
-                raise UserError(f"{problem}; remove reference or target.value")
+                other = f"reference {job.reference!r} was trained to the target {theirs}, not {own}"
+                raise UserError(f"{other}; remove reference or target.value")
         except UserError as error:
             raise UserError(f"{at_line(path, text, f'jobs.{name}')}: {error}") from None
     named = tender.system.machine

@@ -128,7 +128,7 @@ class Entry:
         """A key that identifies the problem (benchmark, data set, target and, unless the data set is official,
         preset). Sets of the same problem may share a chart."""
         own = "" if self.official or self.preset is None else self.preset
-        target = self.target and self.target.value
+        target = self.target.value if self.target else None
         return self.benchmark, *self.data_set, own, target, self.coarse
 
     @cached_property
