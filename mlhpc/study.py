@@ -163,7 +163,7 @@ def content(study: Study) -> dict[str, Any]:
                         "staging_s": run.staging_s,
                         "checkpoint_s": run.checkpoint_s,
                         "samples_per_s": run.samples_per_s,
-                        "joules_per_sample": run.joules_per_sample,
+                        "joules_per_sample": run.joules_per_sample.get(study.counter),
                         "accelerators_busy": run.busy,
                         "servers": asdict(run.servers) if run.servers else None,
                     }

@@ -86,9 +86,9 @@ def summarize(run: Run, events: list[Event]) -> Result:
     except ValueError:
         times = None
     whole, epochs = times if status != "aborted" else None, epoch_times(events)
-    # There is no time to train: the clock of a resumed run does not include its first part, and an emulated run
-    # does not train.
-    timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
+    # There is no time to train: the clock of a resumed run does not include its first part, an emulated run does
+    # not train, and a run of a study ends after some steps.
+    timed = None if notes["facts"]["resumed"] or status == "emulated" or run.study.steps else whole
     facts = dict(notes["facts"])
     if "generator" in notes:
         facts["versions"] = {**facts.get("versions", {}), "data": notes["generator"]["version"]}

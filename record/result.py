@@ -164,7 +164,8 @@ class Emulation(Fields):
 
 class Result(Fields):
     """The result of a run. ``status``: "success" (target met), "failed" (finished without meeting the target),
-    "aborted" or "emulated" (``--compute``). Emulated and resumed runs have no time to train.
+    "aborted" or "emulated" (``--compute``). Emulated runs, resumed runs and runs of a study
+    have no time to train.
     ``extended_from_epochs``: the earlier maximum number of epochs, if the run was resumed with a larger one.
     ``breakdown_s``: the seconds of the parts, with ``exchange`` only if nodes exchanged their shards;
     ``first_epoch_excess`` is None with fewer than three whole epochs, and ``staging`` is None if nothing was

@@ -1,5 +1,7 @@
 """A set of runs for one score, with their logs and system description."""
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,6 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlhpc.benchmarks.findings import Finding
+from mlhpc.benchmarks.load import dotted, loads
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files.untrusted import read_text
+from mlhpc.errors import UserError
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Target
 
@@ -72,6 +78,24 @@ class ResultSet:
     def condensed_pruned(self) -> tuple[Log, ...]:
         """The pruned logs, reduced like ``condensed``."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.pruned_paths)
+
+    @cached_property
+    def configurations(self) -> dict[Path, Run]:
+        """The configurations of run folders of this suite, which have more settings than a log, by the path of the
+        log; without those that cannot be read."""
+        found = {}
+        for log in self.log_paths:
+            with contextlib.suppress(OSError, ValueError, UserError, RecursionError):
+                if log.name == "run.log":
+                    found[log] = loads(read_text(log.with_name("config.toml"), flags=os.O_NOFOLLOW))
+        return found
+
+    def settings_of(self, log: Log) -> dict[str, Any]:
+        """All settings of the run with the log ``log`` by dotted name, except description, division and submitter.
+        A run whose configuration is not known is assumed to have that of the first one; empty if none is."""
+        run = self.configurations.get(log.path) or next(iter(self.configurations.values()), None)
+        texts = {"description", "division", "submission"}
+        return dict(dotted(run.model_dump(mode="json", exclude=texts, exclude_none=True))) if run else {}
 
     @property
     def fingerprint(self) -> frozenset[str]:

@@ -15,7 +15,6 @@ from mlhpc.quantities import count, duration_text, si_text
 
 Measured = Literal["accelerators", "processors", "node"]
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
-WIDEST_FIRST = ("node", "accelerators", "processors")
 """Kinds of counters, in display order."""
 Read = Callable[[], float]
 """Joules since an arbitrary time in the past."""
@@ -87,7 +86,15 @@ def mean_usage(usages: Sequence[Usage]) -> Usage:
 
 def widest(by_kind: Mapping[str, float]) -> float | None:
     """The figure of the most comprehensive kind of counter available: node, else accelerators, else processors."""
-    return next((by_kind[kind] for kind in WIDEST_FIRST if kind in by_kind), None)
+    return by_kind.get(shared_kind([by_kind]))
+
+
+def shared_kind(figures: Iterable[Mapping[str, float]]) -> str:
+    """The most comprehensive kind of counter with which all ``figures`` were measured, without those that are
+    empty, so that they can be compared; "" if they have no kind in common."""
+    measured = [by_kind for by_kind in figures if by_kind]
+    kinds = ("node", "accelerators", "processors")
+    return next((kind for kind in kinds if measured and all(kind in each for each in measured)), "")
 
 
 def stood_still(measured: str, joules: float, seconds: float) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
+from mlhpc.history.rows import TO_TARGET
 from mlhpc.quantities import count
 from mlhpc.record.breakdown import PARTS
 
@@ -26,11 +27,13 @@ RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "acc
          "storage.local_write", "network.bandwidth")  # fmt: skip
 """Rates of a node that are measured. Sizes of memories and disks are not among them."""
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
-TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
-"""Metrics that exist only for runs that reached the target."""
+BY_KIND = ("joules", "joules_per_sample")
+"""Metrics with a value for each kind of counter."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
 for different reasons."""
+EMULATED = "emulated"
+"""Status of runs whose steps only take time (``--compute``)."""
 MOST_RUNS = 1000
 """Maximum number of further runs to propose; if more are needed, the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
@@ -91,13 +94,15 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) ->
     be compared."""
     require_comparable(new, baseline)
     shown = dict.fromkeys((*TESTED, *rules))
-    tests = [tested(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
+    figures = {metric: _figures(metric, new, baseline) for metric in shown}
+    tests = [tested(metric, *pair, rules=rules) for metric, pair in figures.items()]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
 
 def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) -> None:
-    """Raise UserError if ``new`` or ``baseline`` is empty, or if benchmarks, presets or their versions differ."""
+    """Raise UserError if ``new`` or ``baseline`` is empty, if benchmarks, presets or their versions differ, or
+    if only some runs were emulated."""
     for what, rows in (("new runs", new), ("baseline", baseline)):
         if not rows:
             raise UserError(f"no records selected as {what}: all are withdrawn, or not in this store")
@@ -106,6 +111,10 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
         if len({*values[0], *values[1]}) > 1:
             pair = " cannot be compared with ".join(few(each, 3) for each in values)
             raise UserError(f"{key} {pair}; select records of only one {key}")
+    if len({row["status"] == EMULATED for row, _ in (*new, *baseline)}) > 1:
+        raise UserError(
+            "emulated runs cannot be compared with runs that trained; select with status!=emulated"
+        )
     stated: dict[str, set[str]] = {}
     for row, _ in (*new, *baseline):
         for each in (row["versions"] or "").split(", "):
@@ -117,18 +126,20 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
             raise UserError(f"{problem} (docs/reference/stability.md); select one with --where versions=")
 
 
-def _figures(rows: Sequence[Measured], metric: str) -> Values:
-    """The positive values of ``metric`` in all runs or, if the metric depends on the target, in the runs that
-    reached the target."""
-    values = []
-    for _, runs in rows:
-        for run in runs:
-            value = run.get(metric)
-            if isinstance(value, dict):  # joules by kind of counter
-                value = widest(value)
-            if value is not None and value > 0 and (run.get("reached") or metric not in TO_TARGET):
-                values.append(float(value))
-    return tuple(values)
+def _figures(metric: str, new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[Values, Values]:
+    """For ``new`` and for ``baseline``, the positive values of ``metric`` in all runs or, if the metric depends on
+    the target, in the runs that reached the target. Joules are those of one kind of counter, which all these runs
+    have."""
+    found = [
+        [run[metric] for _, runs in rows for run in runs
+         if run.get(metric) and (run.get("reached") or metric not in TO_TARGET)]
+        for rows in (new, baseline)
+    ]  # fmt: skip
+    if metric in BY_KIND:
+        kind = shared_kind(value for values in found for value in values)
+        found = [[value[kind] for value in values if kind in value] for values in found]
+    first, second = (tuple(float(value) for value in values if value > 0) for values in found)
+    return first, second
 
 
 def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bool = True) -> Test:
@@ -200,13 +211,15 @@ def _further(above: Values, below: Values, tolerance: float, new_is_above: bool)
 
 
 def _moved(new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[tuple[str, float], ...]:
-    means = [_part_means(rows) for rows in (new, baseline)]
+    runs = [[run for _, own in rows for run in own if run.get("parts_s")] for rows in (new, baseline)]
+    if any(run.get("reached") for own in runs for run in own):  # the others have no time to train to explain
+        runs = [[run for run in own if run.get("reached")] for own in runs]
+    means = [_part_means([run["parts_s"] for run in own]) for own in runs]
     changes = {part: means[0][part] - means[1][part] for part in PARTS if all(part in each for each in means)}
     return tuple(sorted(changes.items(), key=lambda change: -abs(change[1])))
 
 
-def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
-    runs = [run["parts_s"] for _, own in rows for run in own if run.get("parts_s")]
+def _part_means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     parts = {part for run in runs for part in run}
     return {part: statistics.fmean(run.get(part, 0.0) for run in runs) for part in parts}
 
@@ -214,10 +227,18 @@ def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
 def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
     """Differences between new runs and baseline that may explain a change, and the numbers of records without
     versions and of new runs that missed the target."""
+    keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+            "global_batch_size", "mlhpc", "commit")  # fmt: skip
+    differing = {
+        key: [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
+        for key in keys
+    }
+    differing["counters of joules"] = [
+        {kind for _, runs in rows for run in runs for kind in run.get("joules") or ()}
+        for rows in (new, baseline)
+    ]
     marks = []
-    for key in ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
-                "global_batch_size", "mlhpc", "commit"):  # fmt: skip
-        values = [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
+    for key, values in differing.items():
         if all(values) and values[0] != values[1]:
             shown = (few([each[:24] for each in sorted(value)], 2) for value in values)
             marks.append(f"{key}: {' against '.join(shown)}")

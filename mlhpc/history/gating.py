@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.history.gate import METRICS, Gate, Measured, Rules, gate
+from mlhpc.history.gate import EMULATED, METRICS, Gate, Measured, Rules, gate
 from mlhpc.history.health import health
 from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
@@ -63,8 +63,9 @@ def gate_nodes(store: Path, tolerance: float) -> Gate:
 
 
 def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[Measured]:
-    """The records in ``selection``, without ``new``, whose values for the keys ``SAME`` equal those of ``new``;
-    keys with a condition in ``selection`` are not compared. Raises UserError for an invalid selection."""
+    """The records in ``selection``, without ``new``, whose values for the keys ``SAME`` equal those of ``new``,
+    and that are emulated if ``new`` are; keys with a condition in ``selection`` are not compared. Raises UserError
+    for an invalid selection."""
     wanted, first = conditions(selection), new[0][0] if new else {}
     named = {re.split("[<>=!]", each)[0].strip() for each in wanted}
     if "name" in named:
@@ -73,6 +74,8 @@ def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[M
                 index.name_of(each.removeprefix("name="))
     else:
         wanted += [f"{key}={first[key]}" for key in SAME if key not in named and first.get(key)]
+        if "status" not in named and first.get("status"):  # emulated runs have rates, but compute nothing
+            wanted.append(f"status{'=' if first['status'] == EMULATED else '!='}{EMULATED}")
     # A run that was also added under a different system name has a different digest.
     own = [_identity(pair) for pair in new]
     return [pair for pair in index.measured(wanted) if _identity(pair) not in own]

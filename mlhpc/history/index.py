@@ -25,7 +25,7 @@ from mlhpc.errors import UserError, did_you_mean, few
 from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
-VERSION = 3
+VERSION = 4
 """Version of the index; an index of a different version is rebuilt."""
 _SCHEMA = """
 PRAGMA page_size=16384;

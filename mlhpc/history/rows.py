@@ -4,7 +4,7 @@ would take longer than reading ten thousand rows."""
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import shared_kind
 from mlhpc.record.breakdown import PARTS
 
 if TYPE_CHECKING:
@@ -17,21 +17,30 @@ ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "
 """The keys of every row, in order; further figures of a record follow."""
 TEXTS = frozenset(ROW[: ROW.index("ranks")])
 """The keys that are compared as text; all others are numbers."""
+TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
+"""Figures that exist only for runs that reached the target."""
 
 
 def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
-    """A flat summary of a record: means over the record's runs, and the energy measured by the most comprehensive
-    kind of counter."""
+    """A flat summary of a record: means over the record's runs and, of figures that depend on the target,
+    over those that reached it (if none did, over all); energy is that measured by the most comprehensive kind of
+    counter that all these runs have."""
     row: dict[str, Any] = dict.fromkeys(ROW)
     row |= {key: getattr(record, key) for key in ROW if key in type(record).model_fields}
     row["name"], row["number_of_runs"] = name, len(record.runs)
     row["versions"] = versions_text(record.versions) or None
+    reached = [run for run in record.runs if run.reached] or record.runs
     for key in ("time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s", "samples_per_s"):
-        row[key] = _mean([getattr(run, key) for run in record.runs])
+        row[key] = _mean([getattr(run, key) for run in (reached if key in TO_TARGET else record.runs)])
+    if record.kind == "study cell":  # ends after some steps; earlier versions called that a time to train
+        row["time_to_train_s"] = row["time_to_train_without_staging_s"] = None
     for part in PARTS:
         row[f"{part}_s"] = _mean([run.parts_s.get(part) for run in record.runs])
     for key in ("joules", "joules_per_sample"):
-        row[key] = _mean([widest(getattr(run, key)) for run in record.runs])
+        runs = reached if key in TO_TARGET else record.runs
+        figures = [by_kind for run in runs if (by_kind := getattr(run, key))]
+        kind = shared_kind(figures)
+        row[key] = _mean([by_kind[kind] for by_kind in figures if kind in by_kind])
     return row | {key: value for key, value in record.figures.items() if row.get(key) is None}
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, Columns, number, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.history.gate import Gate, Ratio, Test
+from mlhpc.history.gate import BY_KIND, Gate, Ratio, Test
 from mlhpc.quantities import count, digits, duration_text
 
 Row = dict[str, Any]
@@ -76,6 +76,8 @@ def gate_lines(gate: Gate) -> list[str]:
 
 
 def _needed(test: Test) -> str:
+    if test.metric in BY_KIND and not test.new and not test.baseline:
+        return "no kind of counter measured all of these runs (runs that missed the target have no joules)"
     if not test.new or not test.baseline:
         which = "run of the baseline" if test.new else "new run"
         return f"no {which} has this figure (runs that missed the target have none)"

@@ -181,7 +181,8 @@ def figures(result: Result) -> list[Figure]:
             low, high = (min(values), max(values)) if best else (None, None)
             mean, what = geometric_mean(values), str(choice.config)
             marks.append(Mark(name, choice.config.batch, what, mean, low, high, best))
-        if key == "epochs" and result.space.points:
+        target = result.space.run.target.value
+        if key == "epochs" and any(point.target.value == target for point in result.space.points.values()):
             points = convergence_points(result.space.benchmark)
             marks += [Mark("reference", p.size, f"batch {p.size:.0f}", *p.value) for p in points]
         drawn.append(curves(marks, "global batch size, samples", title, title.partition(",")[0]))

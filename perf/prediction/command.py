@@ -16,7 +16,7 @@ from mlhpc.common.pages.terminal import print_facts, print_table, say
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine, known, machine
 from mlhpc.perf.prediction.model import Model, best, enlarged
-from mlhpc.perf.prediction.result import Prediction, terms_table
+from mlhpc.perf.prediction.result import NO_EPOCHS, Prediction, terms_table
 from mlhpc.quantities import count, seconds_text, whole
 
 PREDICTED = "Predicted, not measured"
@@ -95,7 +95,7 @@ def _enlarged(model: Model, p: Prediction) -> None:
     """Print which figures of the machine would shorten the time to train if doubled, and by how much."""
     console, before = Console(highlight=False), p.total_s[0] if p.total_s else math.inf
     if not math.isfinite(before):
-        raise UserError("--what-if requires a time to train, but no epochs are published for this batch size")
+        raise UserError(f"--what-if requires a time to train: {NO_EPOCHS}; use a closed preset")
     rows = enlarged(model, p.nodes)
     useful = [row for row in rows if row.seconds < (1 - _USEFUL) * before]
     columns = {
@@ -129,6 +129,8 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
         "set is stored",
     )
     say(console, f"memory: {next((p for p in predictions if p.parts == 1), predictions[0]).fits}")
+    if not any(p.epochs for p in predictions):
+        say(console, f"epochs: {NO_EPOCHS}")
     if shortest and shortest.total_s:
         where = f"batch {shortest.batch} on {count(shortest.nodes, 'node')}"
         took = seconds_text(shortest.total_s[0])

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.load import dotted, load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
@@ -391,18 +391,21 @@ def _without(a: Triple, seconds: float) -> Triple:
 
 
 def _epochs(run: Run) -> Estimate | None:
-    """Epochs to target; None if no convergence is published for the run's network and data."""
+    """Epochs to target; None if no convergence is published for the run's network, data and target."""
     try:
-        if trained(run) != trained(load(run.benchmark, run.preset)):
+        published = load(run.benchmark, run.preset)
+        if trained(run) != trained(published) or run.target.value != published.target.value:
             return None
         return epochs_to_target(run.benchmark, run.preset, run.hyperparameters.global_batch_size)
     except UserError:
         return None
 
 
-def trained(run: Run) -> tuple[Any, ...]:
-    """Return the network and data of ``run``, which determine whether published convergence applies."""
-    return run.network, run.data.sample_shape, run.data.train_samples
+def trained(run: Run) -> dict[str, Any]:
+    """The settings of ``run`` that say which network it trains on which data, by dotted name. Convergence to a
+    target depends on them."""
+    wanted: dict[str, Any] = {"network": True, "data": {"sample_shape", "train_samples"}}
+    return dict(dotted(run.model_dump(mode="json", include=wanted)))
 
 
 class Fits:

@@ -17,6 +17,9 @@ from mlhpc.perf.staging import StagedBytes
 from mlhpc.perf.tiers import Tier
 from mlhpc.quantities import bytes_text, count, digits, seconds_text, whole
 
+NO_EPOCHS = (
+    "no convergence is published for this preset, network, data and target, so there is no time to train"
+)
 NO_INTERVAL = "no interval model"
 """Shown for waits, exchanges, and staging at the machine's own rates: single values whose error is not known."""
 
@@ -193,9 +196,7 @@ class Prediction:
             **self._host,
             "all-reduce": f"{self.step.reduce.algorithm}, bound by {self.step.reduce.bound}",
             "efficiency": f"{digits(self.efficiency.value)} of the roofline, {self.efficiency.how}",
-            "epochs": self.epochs.how
-            if self.epochs
-            else "none are published for this preset, network and data, so there is no time to train",
+            "epochs": self.epochs.how if self.epochs else NO_EPOCHS,
         }
         if spatial := self.spatial:
             facts["halos"] = f"all ranks send {bytes_text(spatial.halo_bytes)} per epoch, evaluation included"

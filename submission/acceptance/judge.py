@@ -21,7 +21,8 @@ from mlhpc.common.energy.counters import widest
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import required_bandwidth
-from mlhpc.perf.prediction.model import Model, with_batch
+from mlhpc.perf.prediction.model import Model, trained, with_batch
+from mlhpc.perf.prediction.result import NO_EPOCHS
 from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import count, duration_text
 from mlhpc.submission.acceptance.tender import Job, Tender
@@ -158,10 +159,10 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
 
 def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
     """The predicted time to train in seconds, with its interval. Raises UserError if nothing is known about the
-    convergence of ``run``."""
+    convergence of ``run`` to its target."""
     total = Model(machine, run).at(nodes).total_s
     if total is None:
-        raise UserError(f"no convergence data are published for {run.benchmark}, preset {run.preset}")
+        raise UserError(f"{run.benchmark}: {NO_EPOCHS}")
     return total
 
 
@@ -237,10 +238,25 @@ def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> It
     target = target_of(checked.results)
     if target is None or target[0].value != run.target.value:
         yield f"target {target[0].value if target else 'not known'}, not {run.target.value}"
+    yield from _against_network(job, run, checked)
     for key, samples in facts.items():
         logged = _logged(checked, key)
         if logged is None or abs(logged - samples) > 0.01 * samples:  # some submitters log whole batches only
             yield f"{key} {logged}, not {samples}"
+
+
+def _against_network(job: Job, run: Run, checked: SetCheck) -> Iterable[str]:
+    """Yield the settings of the samples' shape and, unless the tier allows it, of the network that differ from
+    those of ``run``. No log states them, so they are known only for run folders."""
+    wanted = trained(run)
+    differing = (
+        f"{key} {own.get(key)}, not {wanted.get(key)}"
+        for own in map(trained, checked.results.configurations.values())
+        for key in wanted | own
+        if own.get(key) != wanted.get(key)
+        and (key == "data.sample_shape" or (key.startswith("network.") and job.tier != "optimized"))
+    )
+    yield from dict.fromkeys(differing)
 
 
 def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:

@@ -131,7 +131,10 @@ def read(path: Path) -> tuple[Tender, Machine]:
                 raise UserError(
                     f"nodes={job.nodes} exceeds the system's {tender.system.nodes} nodes; lower it"
                 )
-            _ = job.run, job.reference and job.published
+            own = job.run.target.value
+            if job.reference and (theirs := job.published.run.target.value) != own:
+                other = f"reference {job.reference!r} was trained to the target {theirs}, not {own}"
+                raise UserError(f"{other}; remove reference or target.value")
         except UserError as error:
             raise UserError(f"{at_line(path, text, f'jobs.{name}')}: {error}") from None
     named = tender.system.machine

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks.findings import Finding, Severity
-from mlhpc.benchmarks.load import differing
 from mlhpc.common.host.provenance import commit
 from mlhpc.errors import shown
 from mlhpc.record.run_directory import RunDirectory, read
@@ -74,19 +73,6 @@ def about_system(
             expected = f"division {' and '.join(divisions)}, as in the logs of {results.benchmark}"
             remedy = "submit closed and open results separately, each with its own description"
             yield finding("error", expected, str(fields.get("division") or "none"), remedy)
-
-
-def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """Findings on runs of a set with different ``config.toml`` files. (``check_set`` compares only the settings in
-    the logs.)"""
-    configured = [(run.path, run.config) for run in runs_of(results) if run.config]
-    for path, config in configured[1:]:
-        if other := differing(configured[0][1].model_dump(), config.model_dump()):
-            key, (first, value) = min(other.items())
-            actual = f"{key} = {value}, not {first}"
-            remedy = "all runs of a score must have the same configuration: pack the others separately"
-            expected = f"the settings of {configured[0][0].name}"
-            yield Finding("pack/config", "error", path.name, expected, actual, remedy)
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:

@@ -37,7 +37,6 @@ from mlhpc.submission.pack.pack_rules import (
     about_system,
     merged,
     names_of,
-    one_configuration,
     one_data_format,
     own_target,
     runs_of,
@@ -97,7 +96,7 @@ def pack(
         # Seeds are also checked by package_checker, below.
         checked = check_set(results, ruleset).findings
         findings += [f for f in checked if not f.source.endswith("seed_checker")]
-        findings += [*one_configuration(results), *one_data_format(results), *own_target(results)]
+        findings += [*one_data_format(results), *own_target(results)]
     with aside(out) as part:
         tree = part / org
         _build(tree, name, fields, sets, ruleset)

@@ -36,7 +36,7 @@ class Predicted:
     """A prediction for the machine of one submitter in one division. ``measured_min``: the time in minutes that
     was measured for the same configuration, if any; the prediction does not use it."""
 
-    problem: tuple[str, int | None, int | None, str, bool]
+    problem: tuple[str, int | None, int | None, str, float | None, bool]
     org: str
     machine: str
     unit: str

@@ -14,7 +14,7 @@ from mlhpc.record.energy import Energy, measured_in
 from mlhpc.record.phases import Phases
 from mlhpc.record.result import Target
 from mlhpc.submission.report.spread import Spread, spread
-from mlhpc.submission.score.score import Strong, Weak
+from mlhpc.submission.score.score import Strong, Weak, score_rules
 
 OVER_SCORED = "the runs in the score"
 OVER_CONVERGED = "all runs that converged"
@@ -91,12 +91,14 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), and
-        whether some epochs used coarser samples."""
+        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), a target
+        that is not the official one, and whether some epochs used coarser samples."""
         samples = f"{whole(self.data_set[0])} training samples" if self.data_set[0] else ""
         preset = f"preset {self.problem[3]}" if self.problem[3] else ""
+        rules, own = score_rules(self.benchmark), self.target
+        target = f"target {own.value:g}" if own and rules and own.value != rules[0].value else ""
         coarse = "some epochs on coarser samples" if self.coarse else ""
-        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset, coarse) if t)
+        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset, target, coarse) if t)
 
     @property
     def made_from(self) -> str:
@@ -122,11 +124,12 @@ class Entry:
         return self.is_closed and self.score is not None and self.score.minutes is not None
 
     @property
-    def problem(self) -> tuple[str, int | None, int | None, str, bool]:
-        """A key that identifies the problem (benchmark, data set and, unless the data set is official, preset).
-        Sets of the same problem may share a chart."""
+    def problem(self) -> tuple[str, int | None, int | None, str, float | None, bool]:
+        """A key that identifies the problem (benchmark, data set, target and, unless the data set is official,
+        preset). Sets of the same problem may share a chart."""
         own = "" if self.official or self.preset is None else self.preset
-        return self.benchmark, *self.data_set, own, self.coarse
+        target = self.target.value if self.target else None
+        return self.benchmark, *self.data_set, own, target, self.coarse
 
     @cached_property
     def line(self) -> tuple[str, str, str]:

@@ -44,7 +44,8 @@ def entries_of(results: ResultSet) -> list[Entry]:
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
             continue  # a study's only epoch ends early and an emulated run computes nothing: neither is training
-        groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
+        configuration = (*(log.value(key) for key in keys), results.settings_of(log))
+        groups.setdefault(tuple(map(str, configuration)), []).append(log)
     split = len(groups) > 1
     return [_entry(results, logs, split) for logs in groups.values()]
 

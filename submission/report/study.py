@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import WIDEST_FIRST
+from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.common.timing.event_files import event_files
 from mlhpc.errors import UserError
@@ -122,13 +122,10 @@ class Study:
         return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
 
     @property
-    def measured_energy(self) -> str:
-        """The most comprehensive kind of counter that all runs with energy have in common; empty without one."""
-        kinds = [
-            set(run.joules_per_sample) for cell in self.cells for run in cell.runs if run.joules_per_sample
-        ]
-        common = set.intersection(*kinds) if kinds else set()
-        return next((kind for kind in WIDEST_FIRST if kind in common), "")
+    def counter(self) -> str:
+        """The kind of counter by which the cells' energies are compared: the most comprehensive one that all runs
+        with energies have; empty if there is none."""
+        return shared_kind(run.joules_per_sample for cell in self.cells for run in cell.runs)
 
     def values(self, axis: str) -> list[Value]:
         """The values of an axis: numbers in ascending order, other values in the order of the cells."""

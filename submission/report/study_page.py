@@ -87,7 +87,7 @@ def cells_table(study: Study) -> Table:
         "speed-up": lambda cell: number(_speedup(study, cell)[0], digits),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
     }
-    kind = study.measured_energy
+    counter = study.counter
     return table(
         "study",
         study.cells,
@@ -102,8 +102,8 @@ def cells_table(study: Study) -> Table:
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": _mean(lambda run: run.staging_s, plain),
             "checkpoint, s": _mean(lambda run: run.checkpoint_s, plain),
-            f"J/sample, {NAMES[kind]}" if kind else "J/sample": _mean(
-                lambda run: run.joules_per_sample.get(kind), plain
+            f"J/sample, {NAMES[counter]}" if counter else "J/sample": _mean(
+                lambda run: run.joules_per_sample.get(counter), plain
             ),
             "accelerators busy": _mean(lambda run: run.busy, "{:.0%}".format),
         },

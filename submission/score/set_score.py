@@ -230,8 +230,13 @@ def _one_configuration(results: ResultSet) -> Iterator[Finding]:
         for r in log.records
         if r.key in SIZES or r.key.startswith(SETTINGS)
     }
-    for key in sorted(keys):
-        values = Counter(_comparable(log.value(key)) for log in results.condensed if log.first(key))
+    stated = {key: [log.value(key) for log in results.condensed if log.first(key)] for key in sorted(keys)}
+    settings = [results.settings_of(log) for log in results.condensed]
+    for key in dict.fromkeys(key for each in settings for key in each):
+        if key.rpartition(".")[2] not in keys:
+            stated[key] = [each.get(key) for each in settings]
+    for key, found in stated.items():
+        values = Counter(map(_comparable, found))
         if len(values) > 1:
             actual = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
             expected = f"the same {key} in all runs of a score"

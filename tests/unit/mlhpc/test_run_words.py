@@ -112,7 +112,7 @@ def test_a_run_can_be_extended_by_more_epochs_alone(tmp_path: Path) -> None:
         )
 
 
-def test_a_resumed_run_has_no_time_to_train() -> None:
+def test_a_resumed_run_and_one_of_a_study_have_no_time_to_train() -> None:
     facts = {"t": 0.1, "event": "note", "name": "facts", "resumed": True, "ranks": 1}
     span = {"event": "end", "name": "run", "seconds": 9.0, "t": 9.5}
     finish = {"t": 9.4, "event": "note", "name": "finish", "status": "success"}
@@ -120,7 +120,10 @@ def test_a_resumed_run_has_no_time_to_train() -> None:
     resumed = summarize(run, [facts, finish, span])
     assert resumed.time_to_train_s is None and resumed.time_to_train_without_staging_s is None
     assert "no time to train" in last_line(resumed, Path("out"))
-    assert summarize(run, [{**facts, "resumed": False}, finish, span]).time_to_train_s == 9.0
+    whole = [{**facts, "resumed": False}, finish, span]
+    assert summarize(run, whole).time_to_train_s == 9.0
+    study = load.load("deepcam", "smoke", ["study.steps=4"])  # ends after four steps of its first epoch
+    assert summarize(study, whole).time_to_train_s is None
 
 
 def test_settings_that_no_result_can_hold_end_the_run_before_it_trains(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from helpers.study_site import Site
 
 from mlhpc.run_processes import locked
+from mlhpc.study import content
 from mlhpc.submission.report.study import read
 from mlhpc.submission.report.study_page import cells_table
 
@@ -77,6 +78,7 @@ def test_joules_per_sample_are_those_of_the_steps(site):
     study = read(site.out)
     assert study.cells[0].runs[0].joules_per_sample == {"accelerators": pytest.approx(2 * 460 * 2 / (20 * 4))}
     assert "J/sample, accelerators" in cells_table(study).head
+    assert content(study)["cells"][0]["runs"][0]["joules_per_sample"] == pytest.approx(23)
     few = [each for each in readings if not 9.0 <= each["t"] <= 10.5]
     file.write_text(file.read_text().replace(lines(readings), lines(few)))
     assert not read(site.out).cells[0].runs[0].joules_per_sample

@@ -243,10 +243,11 @@ def test_a_preset_without_convergence_has_no_time_to_train():
         ("deepcam", "network.width=0.5"),
         ("cosmoflow", "data.train_samples=65536"),
         ("cosmoflow", "data.sample_shape=[64,64,64,4]"),
+        ("resnet50", "target.value=0.7"),
     ],
 )
-def test_another_network_or_less_data_has_no_published_epochs(benchmark, setting):
-    """The reference convergence points are of the benchmark's own network and data."""
+def test_another_network_target_or_less_data_has_no_published_epochs(benchmark, setting):
+    """The reference convergence points are of the benchmark's own network, data and target."""
     node = machine("dgx-a100")
     assert predict(node, load(benchmark, "closed"), 4).total_s is not None
     p = predict(node, load(benchmark, "closed", [setting]), 4)

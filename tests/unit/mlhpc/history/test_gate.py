@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from mlhpc import cli
 from mlhpc.history.gate import gate, paired_ratio, ratio_interval
 from mlhpc.history.health import health
 from mlhpc.history.store import put
+from mlhpc.history.tables import gate_lines
 from mlhpc.record.history import HistoryRecord, RunFigures
 
 RULES = {"time_to_train_s": 0.05}
@@ -33,7 +35,7 @@ def runs(factor: float, number: int, seed: int, *, wait: float = 0.0, spread: fl
         step, waited = 80 * factor * draw.gauss(1, spread), 20 * factor * draw.gauss(1, spread) + wait
         figures = {"time_to_train_s": step + waited, "epochs": 10, "epoch_s": (step + waited) / 10,
                    "parts_s": {"step": step, "data_wait": waited}, "reached": True}  # fmt: skip
-        keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+        keys = ("settings", "framework", "status", "system", "machine", "ranks", "nodes", "accelerators",
                 "global_batch_size", "mlhpc", "commit")  # fmt: skip
         known = {"benchmark": "cosmoflow", "preset": "smoke", "kind": "run", "versions": "parts 1, preset 1"}
         rows.append(({**dict.fromkeys(keys), **known, **row}, [figures]))
@@ -119,6 +121,30 @@ def test_other_machines_and_unknown_versions_are_marked() -> None:
     assert any("without versions" in mark for mark in found.marks)
 
 
+def test_emulated_runs_are_compared_only_with_emulated_runs(tmp_path: Path, capsys) -> None:
+    """The trained runs of the baseline are as fast as the new run; the emulated ones read data three times as
+    fast."""
+
+    def emulated(result: dict, seed: int) -> None:
+        result.update(status="emulated", seed=seed, time_to_train_s=None, emulation={"step_s": 0.1})
+        for epoch in result["epochs"]:
+            epoch["samples_per_s"] *= 3
+
+    trained = [make_run(tmp_path / f"trained{n}", result=lambda r, n=n: r.update(seed=n)) for n in range(3)]
+    quick = [make_run(tmp_path / f"quick{n}", result=partial(emulated, seed=n)) for n in range(2)]
+    assert cli.main(["history", "add", *map(str, (*trained[:2], quick[0]))]) == 0
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nmetric = "samples_per_s"\ntolerance = "1%"\n')
+    words = ["--baseline", "last=3", "--rules", str(rules), "--json"]
+    for new, size in ((trained[2], 2), (quick[1], 1)):
+        capsys.readouterr()
+        assert cli.main(["history", "gate", str(new), *words]) in (0, 3)
+        tests = json.loads(capsys.readouterr().out)["tests"]
+        assert [(len(t["baseline"]), t["ratio"][0]) for t in tests if t["counts"]] == [(size, 1.0)]
+    assert cli.main(["history", "gate", *map(str, (trained[2], quick[1])), *words]) == 2
+    assert "emulated runs cannot be compared" in capsys.readouterr().err
+
+
 def slower(result: dict) -> None:
     result["time_to_train_s"] *= 1.5
 
@@ -192,6 +218,39 @@ def test_runs_of_a_campaign_that_missed_the_target_have_no_time_to_it() -> None:
     (time,) = (test for test in found.tests if test.metric == "time_to_train_s")
     assert len(time.new) == 2 and max(time.new) < 200
     assert any("1 new run missed the target" in mark for mark in found.marks)
+
+
+def test_parts_of_runs_that_missed_the_target_move_nothing() -> None:
+    """The runs that reached it are those of the baseline; the others trained twice as many epochs."""
+    baseline, missed = runs(1.0, 4, 2), runs(2.0, 2, 3)
+    for _, own in missed:
+        own[0]["reached"] = False
+    assert not any(seconds for _, seconds in gate(runs(1.0, 4, 2) + missed, baseline, RULES).moved)
+    assert not gate(missed, baseline, RULES).moved
+    (_, seconds), *_ = gate(
+        missed, [(row, [{**own[0], "reached": False}]) for row, own in baseline], RULES
+    ).moved
+    assert seconds == pytest.approx(80, rel=0.1), "where no run reached it, all are compared"
+
+
+def with_joules(rows: list, **joules: float) -> list:
+    """``rows`` whose runs all used ``joules`` by kind of counter."""
+    for _, own in rows:
+        own[0] |= {"joules": joules, "joules_per_sample": {kind: j / 100 for kind, j in joules.items()}}
+    return rows
+
+
+def test_joules_are_compared_by_a_kind_of_counter_that_all_runs_have() -> None:
+    """Equal energy of the accelerators; the new nodes also have a counter of their own, which reads twice that."""
+    baseline = with_joules(runs(1.0, 4, 2), accelerators=1000.0)
+    new = with_joules(runs(1.0, 4, 1), accelerators=1000.0, node=2000.0)
+    rules = {"joules": 0.05, "joules_per_sample": 0.05}
+    found = gate(new, baseline, rules)
+    assert found.status == 0 and {t.ratio for t in found.tests if t.counts} == {(1.0, 1.0, 1.0)}
+    assert any("accelerators, node against accelerators" in mark for mark in found.marks)
+    found = gate(with_joules(new, node=2000.0), baseline, rules)
+    assert found.status == 3 and not any(t.new or t.baseline for t in found.tests if t.counts)
+    assert any("no kind of counter" in line for line in gate_lines(found))
 
 
 def test_of_two_figures_of_a_node_on_one_day_the_worse_one_counts() -> None:

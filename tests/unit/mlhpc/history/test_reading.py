@@ -88,7 +88,8 @@ def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     for n in range(2):
         make_run(tmp_path / "runs" / f"run_0{n + 1}", result=lambda result, n=n: result.update(seed=n))
     states = [{"name": f"run_0{n}", "state": "converged", "seconds": 60.0 + n, "epochs": 8,
-               "joules": {"node": 100.0 * n}, "joules_per_sample": {"node": 2.0 * n}} for n in (1, 2)]  # fmt: skip
+               "joules": {"accelerators": 100.0 * n} | ({"node": 900.0} if n == 2 else {}),
+               "joules_per_sample": {"node": 2.0 * n}} for n in (1, 2)]  # fmt: skip
     campaign = {"benchmark": "cosmoflow", "preset": "smoke", "metric": "strong", "run_states": states,
                 "score": {"minutes": 1.0}}  # fmt: skip
     (tmp_path / "runs/campaign.json").write_text(json.dumps(campaign))
@@ -97,6 +98,26 @@ def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     (one,) = (row for row in rows if row["kind"] == "campaign")
     assert one["number_of_runs"] == 2 and one["time_to_train_s"] == 61.5 and one["score_s"] == 60.0
     assert (one["joules"], one["joules_per_sample"]) == (150.0, 3.0)
+
+
+def test_a_time_to_train_is_that_of_runs_that_reached_the_target(tmp_path: Path, capsys) -> None:
+    """Four runs of 49 s and 4 epochs; the fifth trained to its last epoch and missed. A cell has a rate."""
+    converged = {"state": "converged", "seconds": 49.0, "epochs": 4, "joules": {"node": 100.0}}
+    missed = {"state": "missed", "seconds": 147.0, "epochs": 12, "joules": {"node": 300.0}}
+    states = [{"name": f"run_0{n}", **(missed if n == 5 else converged)} for n in range(1, 6)]
+    campaign = {"benchmark": "cosmoflow", "preset": "smoke", "metric": "strong", "run_states": states,
+                "score": {"minutes": 49 / 60}}  # fmt: skip
+    (tmp_path / "campaign").mkdir()
+    (tmp_path / "campaign/campaign.json").write_text(json.dumps(campaign))
+    make_run(tmp_path / "study/cell/run-1", status="failed")
+    (tmp_path / "study/cell/cell.json").write_text("{}")
+    rows = {row["kind"]: row for row in added(capsys, tmp_path / "campaign", tmp_path / "study")}
+    one = rows["campaign"]
+    assert (one["time_to_train_s"], one["epochs"], one["joules"]) == (49.0, 4, 100.0)
+    cell = rows["study cell"]
+    assert cell["samples_per_s"] and {cell["time_to_train_s"], cell["time_to_train_without_staging_s"]} == {
+        None
+    }
 
 
 def test_a_tree_of_another_submitter_is_a_record_per_set(tmp_path: Path, capsys) -> None:

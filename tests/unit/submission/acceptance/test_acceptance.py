@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from golden.make_run import make_run
 from golden.make_tree import make_set
 
 from mlhpc import cli
@@ -162,6 +163,34 @@ def test_a_set_that_fails_its_check_is_closed_no_more_and_may_be_optimized(tmp_p
     assert judged(capsys, tree, "--acceptance", tender(tmp_path, optimized))[0] == 0
 
 
+def test_a_job_with_its_own_target_has_no_predicted_time(tmp_path, capsys):
+    """The published epochs are those to MLPerf's target, which takes longer than an error of 0.5."""
+    job = ('reference = "v0.7 LBNL corigpu_n64_tf1.15.0"', "")
+    *_, jobs = judged(capsys, "--acceptance", tender(tmp_path, job))
+    assert jobs["universe"]["times"].keys() == {"offered", "predicted"}
+    own = (job[0], 'set = ["division=open", "target.value=0.5"]')
+    *_, jobs = judged(capsys, "--acceptance", tender(tmp_path, own))
+    assert jobs["universe"]["times"].keys() == {"offered"} and "target" in jobs["universe"]["unknown"]
+
+
+@pytest.mark.parametrize("tier", ["ported", "optimized"])
+def test_a_smaller_network_is_only_optimized(tmp_path, capsys, tier):
+    """Ten runs that the logs alone do not tell from the preset's: a kernel of 2 instead of 3."""
+
+    def seeded(number):
+        return lambda lines: next(x for x in lines if x["key"] == "seed").update(value=number)
+
+    for n in range(10):
+        make_run(tmp_path / f"set/run-{n}", settings=["network.conv_kernel=2"], log=seeded(n), epochs=5 + n,
+                 result=lambda result, n=n: result.update(seed=n))  # fmt: skip
+    system = 'title = "Small"\nreference_nodes = 1\n[system]\nmachine = "cori-knl"\nnodes = 1\n'
+    job = '[jobs.small]\nbenchmark = "cosmoflow"\npreset = "smoke"\nnodes = 1\nchanges = "JAX"\n'
+    (tmp_path / "small.toml").write_text(f'{system}{job}tier = "{tier}"\n')
+    status, _, jobs = judged(capsys, tmp_path / "set", "--acceptance", tmp_path / "small.toml")
+    found = jobs["small"]["problems"]
+    assert (status, found) == ((0, []) if tier == "optimized" else (1, ["network.conv_kernel 2, not 3"]))
+
+
 def test_required_bandwidths_are_those_of_section_vii(tmp_path, capsys):
     """Bytes per FLOP of a sample times the peak of a node: Ibrahim et al. 2021, table II and section VII."""
     _, _, jobs = judged(capsys, "--acceptance", tender(tmp_path))
@@ -272,6 +301,8 @@ def test_only_evidence_is_archived_and_no_link_is_followed(results, tmp_path, ca
     ("weight = 2.0", "weight = -1", "line 14: jobs.universe.weight: Input should be greater than 0"),
     ('offered = "20 min"', "offered = nan", "'nan' is not a number with a unit"),
     ('offered = "20 min"', "offered = 20", "'20' is not a number with a unit"),
+    ('weight = 2.0', 'set = ["division=open", "target.value=0.5"]',
+     "corigpu_n64_tf1.15.0' was trained to the target 0.124, not 0.5"),
     ('"50%"', '"150%"', "jobs.universe.fraction: Input should be less than or equal to 1"),
     ('fraction = "50%"', 'fraction = "50%"\nnodes = 2', "set either nodes or fraction"),
     ('fraction = "50%"', "nodes = 5", "exceeds the system's 4 nodes"),

@@ -12,6 +12,7 @@ from helpers.checked_sets import in_run, key, only, package_checker, rules, says
 
 from mlhpc.submission.check.check import check, check_sets
 from mlhpc.submission.findings import grouped
+from mlhpc.submission.report.compare import compare
 
 SETS = [("cosmoflow", "strong"), ("deepcam", "strong"), ("deepcam", "weak"), ("resnet", None)]
 
@@ -244,6 +245,20 @@ def test_a_campaign_of_a_small_preset_is_checked_run_by_run(tmp_path: Path) -> N
     assert rules(checked, "warning") == {"set/runs"}  # three runs are not enough for a score
     (tmp_path / "run-1" / "env.json").unlink()
     assert ("run/files", "run-1/env.json") in {(f.rule, f.where) for f in check(tmp_path)}
+
+
+def test_runs_of_a_score_have_the_same_settings_also_those_that_no_log_states(tmp_path: Path) -> None:
+    def run(n: int, *settings: str) -> Path:
+        return make_run(tmp_path / f"run-{n}", settings=settings, log=says("seed", n),
+                        result=lambda result: result.update(seed=n))  # fmt: skip
+
+    run(1), run(2, "submission.org=Lab")
+    (run(3) / "config.toml").unlink()  # of a run of others, or damaged: not known to differ
+    assert "set/settings" not in rules(only(tmp_path)) and len(compare([tmp_path]).entries) == 1
+    run(4, "training.precision=mixed_bfloat16", "network.conv_kernel=2")
+    different = {f.actual for f in only(tmp_path).findings if f.rule == "set/settings"}
+    assert different == {"3 (3 runs), 2 (1 run)", "float32 (3 runs), mixed_bfloat16 (1 run)"}
+    assert [entry.logs for entry in compare([tmp_path]).entries] == [3, 1]
 
 
 OLD = {

@@ -56,7 +56,7 @@ def test_one_run_may_miss_its_target_and_two_may_not(closed_set, system_file, tm
         (lambda runs, tmp: [*runs[:9], golden(tmp, 14, seed=1003)], "package/seed"),
         (lambda runs, tmp: runs[:9], "package/runs"),
         (lambda runs, tmp: [*runs[:9], shutil.copytree(runs[3], tmp / "twin")], "set/twice"),
-        (lambda runs, tmp: [*runs[:9], golden(tmp, 15, settings=["training.max_epochs=77"])], "pack/config"),
+        (lambda runs, tmp: [*runs[:9], golden(tmp, 15, settings=["training.max_epochs=77"])], "set/settings"),
         (lambda runs, tmp: [*runs[:9], cut(golden(tmp, 16))], "package/crash"),
     ],
 )  # fmt: skip

@@ -71,6 +71,14 @@ def test_without_a_score_the_runs_are_shown_but_no_score(tmp_path: Path) -> None
     assert [row["hollow"] for row in Page(page(comparison)).rows("a) ") if row.get("letter") == "A"] == [True]
 
 
+def test_sets_with_different_targets_are_different_problems(tmp_path: Path) -> None:
+    """Their epochs to the target are not the same quantity, in no chart and in no prediction."""
+    for target in ("0.3", "0.4"):
+        make_run(tmp_path / target / "run-1", settings=[f"target.value={target}"])
+    titles = [group[0].title for group in compare([tmp_path]).by_problem]
+    assert len(titles) == 2 and all(f"target 0.{n}" in title for n, title in zip("34", titles, strict=True))
+
+
 def test_runs_that_never_converged_predict_nothing(tmp_path: Path) -> None:
     make_set(tmp_path / "org", minutes=[10.0, 12.0], reached=False)
     comparison = compare([tmp_path])
@@ -150,7 +158,7 @@ def test_small_presets_are_separate_and_not_results(tmp_path: Path) -> None:
     entries = [e for group in small for e in group]
     assert entries and all(e.official is False and not e.is_closed for e in entries)
     text = Page(page(comparison)).text
-    *_, before, after = text.split("CosmoFlow · 16,384 training samples · preset smoke")
+    *_, before, after = text.split("CosmoFlow · 16,384 training samples · preset smoke · target 0.308")
     assert after.startswith(" Not the official data set.")
     assert "CosmoFlow · 524,288 training samples Sets" in before
     assert "preset smoke" in after and "preset smoke" not in before
