@@ -161,6 +161,12 @@ class ResNet50(schema.Run):
             raise ValueError(f"network.classes must equal data.simulation.classes {drawn}")
         return self
 
+    def unused_in_studies(self, ranks: int, *, staged: bool) -> dict[str, str]:
+        """As in ``schema.Run``; ``data.sample_shape`` is the size to which images are cropped."""
+        reasons = super().unused_in_studies(ranks, staged=staged)
+        del reasons["data.sample_shape"]
+        return reasons
+
     @property
     def backward_passes(self) -> int:
         """Backward passes per step: ``gradient_accumulation_steps``."""

@@ -447,7 +447,8 @@ class Run(FrozenModel):
         """The settings (dotted names) that change nothing in a study with these other settings, each with the
         reason, which begins with a verb. ``ranks``: number of ranks; ``staged``: whether the data set is copied
         first."""
-        described = set(type(self.data).model_fields) - {"train_samples"}  # a study may read a part
+        read = {"train_samples", "eval_samples"} if staged else {"train_samples"}  # perhaps only a part
+        described = set(type(self.data).model_fields) - read
         unused = {
             "network": self.network.unused(),
             "hyperparameters": self.hyperparameters.unused(),
@@ -464,7 +465,9 @@ class Run(FrozenModel):
         if ranks == 1:
             reasons |= dict.fromkeys(EXCHANGE, "applies to several ranks")
         if self.emulation.enabled:
-            keys = (*(f"network.{key}" for key in type(self.network).model_fields), *COMPUTATION)
+            written = self.training.checkpoint_epochs > 0  # a checkpoint has the whole network
+            networks = () if written else type(self.network).model_fields
+            keys = (*(f"network.{key}" for key in networks), *COMPUTATION)
             reasons |= dict.fromkeys(keys, "applies to computed steps, not to emulated ones")
         return reasons
 

@@ -212,8 +212,12 @@ def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: i
     Raises what ``work`` raises.
     """
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        for _ in pool.map(work, tasks):  # its end cancels the tasks that have not started
-            pass
+        try:
+            for _ in pool.map(work, tasks):
+                pass
+        except BaseException:  # Ctrl-C may come while tasks are still being submitted
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], object]) -> None:

@@ -26,8 +26,8 @@ MAX_PIXELS = 1 << 26
 lines into 3 bytes per pixel."""
 MAX_PIXELS_IN_SCANS = 24_000_000
 """The same for JPEGs of several scans, whose decoder holds all coefficients: 11 bytes per pixel."""
-MAX_PIXELS_IN_PILLOW = 14_000_000
-"""The same for the other formats: up to 18 bytes per pixel (WebP)."""
+MAX_PIXELS_IN_PILLOW = 11_500_000
+"""The same for the other formats: up to 22 bytes per pixel (animated WebP)."""
 
 
 class BrokenImage(UserError):

@@ -245,7 +245,7 @@ def _joules(run: Path, energies: Mapping[str, Energy]) -> dict[str, float]:
             if not readings:
                 continue  # another rank of the node reads its counters
             times, counted = zip(*readings, strict=True)
-            begin, end = starts[-1], ends[-1]
+            begin, end = (starts[-1], ends[-1]) if starts and ends else (0.0, 0.0)
             if sum(begin <= t <= end for t in times) < 2:
                 joules.pop(kind, None)
             elif kind in joules:

@@ -112,15 +112,17 @@ def test_a_setting_that_nothing_reads_is_not_varied(site, capsys, benchmark, var
     assert not site.calls()
 
 
-def test_a_setting_that_some_cells_read_is_varied(site):
-    words = [
-        "--vary",
-        "network.name=resnet50,lenet",
-        "--vary",
-        "network.width=0.5,1",
-        "--set",
-        "network.blocks=[]",
-    ]
+@pytest.mark.parametrize(
+    ("varied", "others"),
+    [
+        (["network.name=resnet50,lenet", "network.width=0.5,1"], ["network.blocks=[]"]),
+        (["data.sample_shape=[32,32,3],[64,64,3]"], []),
+        (["network.width=0.25,0.5"], ["emulation.step_s=0", "training.checkpoint_epochs=1"]),
+    ],
+)
+def test_a_setting_that_some_cells_read_is_varied(site, varied, others):
+    words = [word for text in varied for word in ("--vary", text)]
+    words += [word for text in others for word in ("--set", text)]
     assert site.study(*words, "--repeats", "1", benchmark="resnet50") == 0
 
 

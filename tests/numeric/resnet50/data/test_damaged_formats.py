@@ -191,7 +191,7 @@ def test_a_damaged_record_is_named(own):
 def test_records_of_another_kind_are_named(own, record):
     path = own("tfrecord") / "train" / "train-00002-of-00016"
     tfrecord.write_records(path, [record] * 2, gzip=False)
-    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0(: not a readable| lacks)"):
+    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0(: not a readable| must contain)"):
         images_of(opened(path.parents[1]).train)
 
 

@@ -116,7 +116,7 @@ def test_a_missing_file_is_named_and_the_rest_is_shown(name: str, tmp_path: Path
     assert f"{name} is missing" in terminal
     assert "Time to train No score" in page.text  # the evidence is not whole
     assert ("16384 for training" in page.text) == (name != "result.json")
-    assert "opt_momentum" in page.text  # from config.toml, or from the log
+    assert "opt_base_learning_rate" in page.text  # from config.toml, or from the log
     assert "CosmoFlow preset smoke" in page.text
     assert "Learning curve" in page.text  # the log or the result has the values, the configuration the target
     assert ("tensorflow-cpu 2.18.1" in page.text) == (name != "env.json")
