@@ -129,7 +129,10 @@ class Study:
 
     def values(self, axis: str) -> list[Value]:
         """The values of an axis: numbers in ascending order, other values in the order of the cells."""
-        values = list(dict.fromkeys(cell.settings[axis] for cell in self.cells if axis in cell.settings))
+        by_text = {
+            repr(cell.settings[axis]): cell.settings[axis] for cell in self.cells if axis in cell.settings
+        }
+        values = list(by_text.values())  # 1 and true are equal
         return sorted(values) if is_numeric(values) else values
 
 

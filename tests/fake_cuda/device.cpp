@@ -1,5 +1,4 @@
 // Devices: how many there are, what they are, and when one is lost.
-#include <algorithm>
 #include <cstdio>
 #include <numeric>
 #include <utility>
@@ -61,7 +60,13 @@ EXPORT const char* cudaGetErrorString(cudaError_t error) {
     OF(MaxRegistersPerBlock, regsPerBlock, 65536)                                                                \
     OF(MaxRegistersPerMultiprocessor, regsPerMultiprocessor, 65536)                                              \
     OF(MaxThreadsPerBlock, maxThreadsPerBlock, 1024)                                                             \
-    OF(MaxThreadsPerMultiProcessor, maxThreadsPerMultiProcessor, 2048)
+    OF(MaxThreadsPerMultiProcessor, maxThreadsPerMultiProcessor, 2048)                                           \
+    OF(MaxBlockDimX, maxThreadsDim[0], 1024)                                                                     \
+    OF(MaxBlockDimY, maxThreadsDim[1], 1024)                                                                     \
+    OF(MaxBlockDimZ, maxThreadsDim[2], 64)                                                                       \
+    OF(MaxGridDimX, maxGridSize[0], 2147483647)                                                                  \
+    OF(MaxGridDimY, maxGridSize[1], 65535)                                                                       \
+    OF(MaxGridDimZ, maxGridSize[2], 65535)
 
 EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
 #define CASE(name, member, number) \
@@ -74,11 +79,8 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
 }
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 #define SET(name, member, number) properties->member = number;
-    constexpr int block[] = {1024, 1024, 64}, grid[] = {2147483647, 65535, 65535};
     *properties = {};
     ATTRIBUTES(SET)
-    std::ranges::copy(block, properties->maxThreadsDim);
-    std::ranges::copy(grid, properties->maxGridSize);
     snprintf(properties->name, sizeof properties->name, "%s", text("name").c_str());
     properties->uuid.bytes[0] = char(device + 1);
     properties->pciBusID = device + 1;

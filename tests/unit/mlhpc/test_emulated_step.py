@@ -38,7 +38,7 @@ def of(compute: object, *settings: str, benchmark: str = "cosmoflow") -> tuple[f
 def test_a_measured_evaluation_is_scaled_to_the_batch_of_the_run(tmp_path: Path) -> None:
     run = measured(tmp_path / "run", "training.eval_batch_size=64", train=0.5, eval=0.8)
     assert of(run, "training.eval_batch_size=64") == (0.5, 0.8)
-    assert of(run, "training.eval_batch_size=16") == (0.5, pytest.approx(0.2))
+    assert of(run, "training.eval_batch_size=16") == pytest.approx((0.5, 0.2))
 
 
 def test_the_batches_of_a_measured_evaluation_are_not_larger_than_the_data(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_batches_of_a_measured_evaluation_are_not_larger_than_the_data(tmp_p
 def test_without_a_measured_evaluation_it_takes_a_third_of_the_training_per_sample(tmp_path: Path) -> None:
     """As with a number of seconds: a study's runs end before the evaluation."""
     run = measured(tmp_path / "run", train=0.6)
-    assert of(run, "training.eval_batch_size=64") == (0.6, pytest.approx(0.6 / 3 * 64 / 16))
+    assert of(run, "training.eval_batch_size=64") == pytest.approx((0.6, 0.6 / 3 * 64 / 16))
     assert of(0.6, "training.eval_batch_size=64") == of(run, "training.eval_batch_size=64")
 
 
