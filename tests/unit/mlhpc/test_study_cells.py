@@ -1,6 +1,7 @@
 """How the cells of a study are named, distinguished and shown."""
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers.page import Page, rows_of
@@ -8,7 +9,7 @@ from helpers.study_site import Site
 
 from mlhpc.benchmarks import load
 from mlhpc.study_plan import parse_axes
-from mlhpc.submission.report.study import read
+from mlhpc.submission.report.study import Cell, Study, read
 
 
 @pytest.fixture
@@ -124,6 +125,12 @@ def test_a_setting_that_some_cells_read_is_varied(site, varied, others):
     words = [word for text in varied for word in ("--vary", text)]
     words += [word for text in others for word in ("--set", text)]
     assert site.study(*words, "--repeats", "1", benchmark="resnet50") == 0
+
+
+def test_true_and_1_are_two_values():
+    """They are equal in Python; a chart without one of them ended in an error."""
+    cells = tuple(Cell(Path(str(value)), {"a": value}, "", None, (), ()) for value in (1, True))
+    assert {str(value) for value in Study(Path("."), cells, ("a",)).values("a")} == {"1", "True"}
 
 
 def test_cell_names_may_be_long_and_have_any_characters(site):
