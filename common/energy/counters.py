@@ -90,8 +90,8 @@ def widest(by_kind: Mapping[str, float]) -> float | None:
 
 
 def shared_kind(figures: Iterable[Mapping[str, float]]) -> str:
-    """The most comprehensive kind of counter with which all ``figures`` were measured, without those that are
-    empty, so that they can be compared; "" if they have no kind in common."""
+    """The most comprehensive kind of counter that all non-empty ``figures`` have in common, so that they can be
+    compared; "" if there is none."""
     measured = [by_kind for by_kind in figures if by_kind]
     kinds = ("node", "accelerators", "processors")
     return next((kind for kind in kinds if measured and all(kind in each for each in measured)), "")

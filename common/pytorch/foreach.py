@@ -1,5 +1,6 @@
 """Operations on lists of tensors that do not wait for the device."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ def on_cpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not stands_in(tensor)
 
 
-class GroupOptimizer(torch.optim.Optimizer):
+class GroupOptimizer(torch.optim.Optimizer, ABC):
     """The base class of optimizers that update each group of parameters with operations on lists. They never wait
     for a GPU: with a GradScaler, they unscale gradients and skip steps with non-finite ones on the device."""
 
@@ -36,9 +37,9 @@ class GroupOptimizer(torch.optim.Optimizer):
                 self.step_group(group, weights, [weight.grad for weight in weights])
         return loss
 
+    @abstractmethod
     def step_group(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        """Update ``weights``, those in ``group`` that have ``gradients``."""
-        raise NotImplementedError
+        """Update the ``weights`` of ``group`` that have ``gradients``."""
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:

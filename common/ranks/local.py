@@ -242,8 +242,8 @@ class SignalInterrupt(KeyboardInterrupt):
 
 
 def interrupting() -> tuple[signal.Signals, ...]:
-    """The signals that interrupt a program: those of ``TERMINATING`` and SIGINT. A process that was started with
-    Ctrl-C ignored, as in the background of a script, keeps ignoring it."""
+    """The signals on which a program ends cleanly: ``TERMINATING``, and SIGINT unless the process was started
+    with SIGINT ignored, as in the background of a script."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return TERMINATING if ignored else (*TERMINATING, signal.SIGINT)
 

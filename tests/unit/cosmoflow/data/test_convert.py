@@ -299,19 +299,19 @@ def test_every_codec_keeps_the_samples_of_every_source(
         assert np.array_equal(read_counts(out / "train" / f"u_{number:03}.mlc")[0], x)
 
 
-@pytest.mark.parametrize("how", [{"codec": "lut"}, {"codec": "gzip"}, {"codec": "lut", "archive": 5}])
+@pytest.mark.parametrize(("codec", "archive"), [("lut", None), ("gzip", None), ("lut", 5)])
 def test_a_file_that_a_power_cut_left_without_its_end_is_written_again(
-    raw: Path, tmp_path: Path, how: dict[str, object]
+    raw: Path, tmp_path: Path, codec: str, archive: int | None
 ) -> None:
     """From universes and from samples. Files are renamed when complete but never synced."""
     run(raw, tmp_path / "samples")
-    sources = {"samples": tmp_path / "samples"} | ({} if "archive" in how else {"universes": raw})
+    sources = {"samples": tmp_path / "samples"} | ({} if archive else {"universes": raw})
     for name, source in sources.items():
         out = tmp_path / f"from {name}"
 
         def made(source: Path = source, out: Path = out) -> dict[str, object]:
             division: Division = {"sample": SAMPLE, "validation": 0.25} if source == raw else {}
-            convert(source, out, Solo(), 2, **how, **division)  # type: ignore[arg-type]
+            convert(source, out, Solo(), 2, codec=codec, archive=archive, **division)
             return content(out)
 
         before = made()

@@ -225,12 +225,12 @@ def test_parts_of_runs_that_missed_the_target_move_nothing() -> None:
     baseline, missed = runs(1.0, 4, 2), runs(2.0, 2, 3)
     for _, own in missed:
         own[0]["reached"] = False
-    assert not any(seconds for _, seconds in gate(runs(1.0, 4, 2) + missed, baseline, RULES).moved)
+    assert not any(change for _, change in gate(runs(1.0, 4, 2) + missed, baseline, RULES).moved)
     assert not gate(missed, baseline, RULES).moved
-    (_, seconds), *_ = gate(
+    (_, longer), *_ = gate(
         missed, [(row, [{**own[0], "reached": False}]) for row, own in baseline], RULES
     ).moved
-    assert seconds == pytest.approx(80, rel=0.1), "where no run reached it, all are compared"
+    assert longer == pytest.approx(80, rel=0.1), "where no run reached it, all are compared"
 
 
 def with_joules(rows: list, **joules: float) -> list:
