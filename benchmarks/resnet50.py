@@ -24,6 +24,7 @@ class Data(schema.Data):
     """The data set of a ResNet-50 run. ``sample_shape``: rows, columns, channels of an image as the network sees
     it, after cropping."""
 
+    chosen: ClassVar[frozenset[str]] = schema.Data.chosen | {"sample_shape"}
     simulation: Simulation | None = None
 
     @model_validator(mode="after")
@@ -160,12 +161,6 @@ class ResNet50(schema.Run):
         if drawn != self.network.classes:
             raise ValueError(f"network.classes must equal data.simulation.classes {drawn}")
         return self
-
-    def unused_in_studies(self, ranks: int, *, staged: bool) -> dict[str, str]:
-        """As in ``schema.Run``; ``data.sample_shape`` is the size to which images are cropped."""
-        reasons = super().unused_in_studies(ranks, staged=staged)
-        del reasons["data.sample_shape"]
-        return reasons
 
     @property
     def backward_passes(self) -> int:

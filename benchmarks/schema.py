@@ -35,33 +35,6 @@ DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch fin
 """Description of ``training.device`` for benchmarks in PyTorch."""
 
 
-AFTER_A_STUDY = (
-    "training.max_epochs",
-    "training.eval_batch_size",
-    "training.epochs_between_evals",
-    "training.eval_offset_epochs",
-    "training.eval_steps",
-    "training.freeze_below",
-    "emulation.eval_step_s",
-)
-"""Settings of evaluations and of later epochs, both of which a study does not reach."""
-EXCHANGE = (
-    "training.bucket_cap_mib",
-    "training.fusion_threshold_mib",
-    "training.cycle_time_ms",
-    "training.hierarchical_allreduce",
-)
-"""Settings of the exchange of gradients between ranks."""
-COMPUTATION = (
-    "training.precision",
-    "training.compile",
-    "training.cuda_graphs",
-    "training.channels_last",
-    "training.cpu_kernels",
-)
-"""Settings of the computation of a step, besides those of the network."""
-
-
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -100,8 +73,9 @@ def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
 
 
 class Data(FrozenModel):
-    """The data set that a preset needs."""
+    """The data set that a preset needs. ``chosen``: fields that a run may choose; others describe the files."""
 
+    chosen: ClassVar[frozenset[str]] = frozenset({"train_samples", "eval_samples"})
     train_samples: PositiveInt
     eval_samples: PositiveInt
     sample_shape: tuple[int, ...] = Field(description="shape of one sample as stored, channels last")
@@ -442,34 +416,6 @@ class Run(FrozenModel):
     def graphs(self) -> str:
         """The value of ``training.cuda_graphs``; "off" for benchmarks without that setting."""
         return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
-
-    def unused_in_studies(self, ranks: int, *, staged: bool) -> dict[str, str]:
-        """The settings (dotted names) that change nothing in a study with these other settings, each with the
-        reason, which begins with a verb. ``ranks``: number of ranks; ``staged``: whether the data set is copied
-        first."""
-        read = {"train_samples", "eval_samples"} if staged else {"train_samples"}  # perhaps only a part
-        described = set(type(self.data).model_fields) - read
-        unused = {
-            "network": self.network.unused(),
-            "hyperparameters": self.hyperparameters.unused(),
-            "data": dict.fromkeys(described, "describes the data set; vary data=DIR,DIR"),
-            "target": dict.fromkeys(type(self.target).model_fields, "applies to runs to the target"),
-            "staging": {}
-            if staged
-            else dict.fromkeys(type(self.staging).model_fields, "applies with --stage"),
-        }
-        reasons = {f"{table}.{key}": why for table, keys in unused.items() for key, why in keys.items()}
-        reasons |= dict.fromkeys(AFTER_A_STUDY, "applies after the steps of a study")
-        if not self.study.earlier_epochs:
-            reasons["loading.cache"] = "applies after the first epoch; add --set study.earlier_epochs=1"
-        if ranks == 1:
-            reasons |= dict.fromkeys(EXCHANGE, "applies to several ranks")
-        if self.emulation.enabled:
-            written = self.training.checkpoint_epochs > 0  # a checkpoint has the whole network
-            networks = () if written else type(self.network).model_fields
-            keys = (*(f"network.{key}" for key in networks), *COMPUTATION)
-            reasons |= dict.fromkeys(keys, "applies to computed steps, not to emulated ones")
-        return reasons
 
     def uncapturable(self) -> str:
         """The reason why the run's steps cannot be replayed as CUDA graphs; empty if they can."""

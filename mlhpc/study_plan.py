@@ -31,6 +31,32 @@ STORAGE = ("shared", "staged")
 KINDS_OF_UPDATES = ("synchronous", "asynchronous")
 NO_SETTINGS = (*PLACES, SERVERS, UPDATES)
 """Keys of ``--vary`` other than the settings of a run."""
+AFTER_A_STUDY = (
+    "training.max_epochs",
+    "training.eval_batch_size",
+    "training.epochs_between_evals",
+    "training.eval_offset_epochs",
+    "training.eval_steps",
+    "training.freeze_below",
+    "emulation.eval_step_s",
+)
+"""Evaluations and later epochs, which a study does not reach."""
+EXCHANGE = (
+    "training.bucket_cap_mib",
+    "training.fusion_threshold_mib",
+    "training.cycle_time_ms",
+    "training.hierarchical_allreduce",
+)
+"""The exchange of gradients between ranks."""
+COMPUTATION = (
+    "training.precision",
+    "training.compile",
+    "training.cuda_graphs",
+    "training.channels_last",
+    "training.cpu_kernels",
+)
+"""How a step of the network is computed."""
+EMULATED = "applies to computed steps, not to emulated ones"
 MAX_NAME = 200
 """Maximum length of the description in a cell's folder name; file systems allow 255 bytes in total."""
 
@@ -136,10 +162,34 @@ def _require_effect(sweep: Sweep, cells: Sequence[PlannedCell]) -> None:
     """Raise UserError for a varied setting that no cell uses, because its effect would be noise."""
     for key in sweep.axes:
         setting = ".".join(key.split(".")[:2])
-        unused = (cell.run.unused_in_studies(cell.ranks, staged=cell.stage is not None) for cell in cells)
-        reasons = [reason.get(setting, "") for reason in unused]
+        reasons = [_unused(cell).get(setting, "") for cell in cells]
         if all(reasons):
             raise UserError(f"--vary {key} would change nothing in this study: it {reasons[0]}")
+
+
+def _unused(cell: PlannedCell) -> dict[str, str]:
+    """The settings (dotted names) that change nothing in a cell with these other settings, each with the reason,
+    which begins with a verb."""
+    run, staged = cell.run, cell.stage is not None
+    network = run.network.unused()
+    if run.emulation.enabled and not run.training.checkpoint_epochs:  # a checkpoint has the whole network
+        network = dict.fromkeys(type(run.network).model_fields, EMULATED)
+    described = set(type(run.data).model_fields) - run.data.chosen
+    described |= set() if staged else {"eval_samples"}
+    tables = {
+        "network": network,
+        "hyperparameters": run.hyperparameters.unused(),
+        "data": dict.fromkeys(described, "describes the data set; vary data=DIR,DIR"),
+        "target": dict.fromkeys(type(run.target).model_fields, "applies to runs to the target"),
+        "staging": dict.fromkeys(() if staged else type(run.staging).model_fields, "applies with --stage"),
+    }
+    reasons = {f"{table}.{key}": why for table, keys in tables.items() for key, why in keys.items()}
+    reasons |= dict.fromkeys(AFTER_A_STUDY, "applies after the steps of a study")
+    reasons |= dict.fromkeys(EXCHANGE if cell.ranks == 1 else (), "applies to several ranks")
+    reasons |= dict.fromkeys(COMPUTATION if run.emulation.enabled else (), EMULATED)
+    if not run.study.earlier_epochs:
+        reasons["loading.cache"] = "applies after the first epoch; add --set study.earlier_epochs=1"
+    return reasons
 
 
 def _check_options(sweep: Sweep) -> None:
