@@ -21,7 +21,7 @@ further keys that depend on the kind of event:
   known to be missing. ``usage``, about every second: how the accelerators of a node are used, as means over the
   accelerators (``common/energy/counters.py``).
 - ``note``: facts under a name. ``memory``, at the end: ``peak_bytes`` of the process and ``device_peak_bytes`` of
-  its GPU. ``lost``: a rank that was lost, and the reason.
+  its GPU since the end of the warm-up. ``lost``: a rank that was lost, and the reason.
 """
 
 import os

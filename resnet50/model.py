@@ -3,11 +3,12 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import alexnet
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.pytorch.batchnorm import BatchNorm
 
 BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
@@ -25,10 +26,28 @@ def build_model(network: Network) -> nn.Module:
         return other
     blocks = list(network.blocks or BLOCKS[network.name])
     model: nn.Module = ResNet(
-        Bottleneck, blocks, num_classes=network.classes, width_per_group=max(1, round(64 * network.width))
+        Block,
+        blocks,
+        num_classes=network.classes,
+        width_per_group=max(1, round(64 * network.width)),
+        norm_layer=BatchNorm,
     )
+    assert isinstance(model.bn1, BatchNorm)
+    model.bn1.relu, model.relu = True, nn.Identity()
     initialise(model)
     return model
+
+
+class Block(Bottleneck):
+    """torchvision's block with the sum and the ReLUs in its batch norms, which on a GPU compute them too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As torchvision's: maps ``x`` [b, channels, h, w] to [b, 4 · width, h / stride, w / stride]."""
+        y = self.bn1(self.conv1(x), relu=True)
+        y = self.bn2(self.conv2(y), relu=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        z: Tensor = self.bn3(self.conv3(y), added=shortcut, relu=True)
+        return z
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
-KNOWN = "3.7.1"
-"""The version of Triton whose compiled kernels are launched directly."""
+KNOWN = ("3.6.0", "3.7.1")
+"""The versions of Triton, of PyTorch 2.11 and 2.12, whose compiled kernels are launched directly."""
 ALIGNED = 16
 """Alignment in bytes. Triton compiles a different kernel for pointers that are not multiples of it."""
 
@@ -27,7 +27,7 @@ class Kernel:
         self.jit = triton.jit(function)
         self._direct = (
             isinstance(self.jit, triton.JITFunction)
-            and triton.__version__ == KNOWN
+            and triton.__version__ in KNOWN
             and torch.version.cuda is not None
         )
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}

@@ -19,6 +19,7 @@ from mlhpc.common.pytorch.devices import (
     Work,
     capture_on,
     filler,
+    forget_peak,
     release_memory,
     without_graphs,
 )
@@ -72,6 +73,8 @@ def start_steps(
         graphs = None
         steps = make(None)  # a failed capture leaves DistributedDataParallel in the middle of a step
         warm_up(*state, steps, zeros, sizes)
+    if graphs is None:  # a capture does so itself
+        forget_peak(device)  # while cuDNN compares convolutions, it takes more memory than they do later
     if wanted != "off" and device.type != "cpu":
         log.note("graphs", replayed=graphs is not None, reason=why)
         if why:

@@ -106,6 +106,12 @@ def inside(name: str) -> Callable[[int, Path], list[str]]:
     return lambda gpus, work: [sys.executable, __file__, "--inside", name]
 
 
+def program(path: str, *arguments: str) -> Callable[[int, Path], list[str]]:
+    """A program of tests/numeric, which compares kernels with slow truths on the device that it is given."""
+    file = Path(__file__).parents[1] / "numeric" / path
+    return lambda gpus, work: [sys.executable, str(file), "cuda", *arguments]
+
+
 def make(benchmark: str) -> Callable[[int, Path], list[str]]:
     return lambda gpus, work: [
         *(*MLHPC, "data", "make", benchmark, "--preset", "smoke", "--out", str(work / "data" / benchmark))
@@ -135,6 +141,21 @@ CHECKS = (
     Check(
         "foreach", "LAMB and LARS: the fused path gives what one kernel per tensor gives", inside("foreach")
     ),
+    Check(
+        "kernel-batchnorm",
+        "batch norm in Triton agrees with PyTorch in float64",
+        program("common/kernels/batchnorm_program.py"),
+    ),
+    Check(
+        "kernel-pool",
+        "so do pooling and the conversion of counts",
+        program("cosmoflow/pytorch/kernels_program.py"),
+    ),
+    Check(
+        "kernel-delta",
+        "the decoder gives the bits of the truth",
+        program("deepcam/data/delta_program.py", "1", "17", "150", "1152"),
+    ),
     Check("memory", "too little GPU memory is one line", inside("memory")),
     Check("energy", "the driver counts the energy of every GPU", inside("energy")),
     Check("deepcam", "float32", run_words("deepcam", "deepcam"), trained("deepcam")),
@@ -143,6 +164,12 @@ CHECKS = (
         "float16 with loss scaling",
         run_words("deepcam", "deepcam-float16", "training.precision=mixed_float16"),
         agree("deepcam-float16", "deepcam", 0.1),
+    ),
+    Check(
+        "deepcam-bfloat16",
+        "bfloat16, after a comparison of graphs with eager steps",
+        run_words("deepcam", "deepcam-bfloat16", "training.precision=mixed_bfloat16", AUTO),
+        agree("deepcam-bfloat16", "deepcam", 0.1),
     ),
     Check(
         "deepcam-compile",

@@ -1,9 +1,14 @@
 """The suite's Triton kernels compiled ahead of time, without a GPU: registers, spills, occupancy, vector accesses.
 
     python tests/perf/triton_kernels.py [--target sm_80 gfx942 ...] [--kernel NAME ...] [--json]
+    python tests/perf/triton_kernels.py --time [--json]
 
 Occupancy is the share of a multiprocessor's or SIMD unit's warps that the registers allow. Vector accesses
 are those that move 16 bytes a thread.
+
+``--time`` needs a GPU: milliseconds of the operations that the kernels replace, forward and backward pass, by
+these kernels and by PyTorch's own, at sizes of the closed presets, replayed from a graph so that the host does not
+count. Bytes are those that these kernels must move: common/kernels/batchnorm.py counts them for batch norm.
 """
 
 import argparse
@@ -12,15 +17,24 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from mlhpc.common.kernels import batchnorm
 from mlhpc.common.kernels.launch import Kernel
+from mlhpc.common.pytorch import batchnorm as pytorch_batchnorm
+from mlhpc.common.pytorch.batchnorm import BatchNorm
+from mlhpc.cosmoflow.network import LEAK
 from mlhpc.cosmoflow.pytorch import kernels as cosmoflow
+from mlhpc.cosmoflow.pytorch.model import _Pooled
 from mlhpc.deepcam.data.delta_triton import BLOCK, decode_row
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950")
@@ -40,7 +54,7 @@ class Compiled(NamedTuple):
     waves: int = 4
 
 
-TILE = batchnorm.TILE
+TILE = {"PARTS": batchnorm.PARTS, "ROWS": batchnorm.ROWS, "CHANNELS": batchnorm.CHANNELS}
 FUSED = {"ADDED": True, "RELU": True, **TILE}
 GIVEN = "*bf16 *bf16 *bf16 *fp32 *fp32 *fp32 *fp32"
 POOLED = {"LEAK": 0.3, "ROWS": cosmoflow.ROWS, "CHANNELS": cosmoflow.CHANNELS}
@@ -133,14 +147,120 @@ def _amd(text: str) -> Figures:
     return Figures(registers, spilled, min(1.0, resident / WAVES), wide, len(accesses))
 
 
+class Timed(NamedTuple):
+    """``ours`` and ``theirs`` compute the same; ``gigabytes``: that ours must move."""
+
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    gigabytes: float
+
+
+def timed_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, *, relu: bool, added: bool) -> Timed:
+    norm = BatchNorm(shape[1], relu=relu).cuda()
+    x, z, gradient = (
+        torch.randn(shape, device="cuda", dtype=dtype).to(memory_format=torch.channels_last) for _ in range(3)
+    )
+    inputs = [each.requires_grad_() for each in ((x, z) if added else (x,))] + list(norm.parameters())
+
+    def step(fused: bool) -> object:
+        can_fuse, pytorch_batchnorm._can_fuse = pytorch_batchnorm._can_fuse, lambda _: fused
+        y = norm(x, added=z if added else None)
+        pytorch_batchnorm._can_fuse = can_fuse
+        return torch.autograd.grad(y, inputs, gradient)
+
+    moved = (12 if added else 8) * x.numel() * x.element_size()
+    return Timed(partial(step, True), partial(step, False), moved / 1e9)
+
+
+def timed_pool(shape: tuple[int, ...], dtype: torch.dtype) -> Timed:
+    x = (
+        torch.randn(shape, device="cuda", dtype=dtype)
+        .to(memory_format=torch.channels_last_3d)
+        .requires_grad_()
+    )
+    bias = torch.randn(shape[1], device="cuda", requires_grad=True)
+
+    def unfused() -> Tensor:
+        return F.leaky_relu(F.max_pool3d(x, 2) + bias.to(dtype).view(-1, 1, 1, 1), LEAK)
+
+    gradient = torch.randn_like(unfused())
+
+    def step(pooled: Callable[[], Tensor]) -> object:
+        return torch.autograd.grad(pooled(), (x, bias), gradient)
+
+    # x, y and a byte of places; y's gradient, places, x's gradient.
+    moved = 2 * (x.numel() + gradient.numel()) * x.element_size() + 2 * gradient.numel()
+    return Timed(partial(step, lambda: _Pooled.apply(x, bias)), partial(step, unfused), moved / 1e9)
+
+
+def timed_counts(shape: tuple[int, ...], dtype: torch.dtype) -> Timed:
+    counts, empty = (
+        torch.randint(0, 300, shape, device="cuda", dtype=torch.int16),
+        torch.empty(0, device="cuda"),
+    )
+
+    def unfused() -> object:
+        return counts.float().add_(1.0).log_().to(dtype)
+
+    moved = counts.numel() * (counts.element_size() + dtype.itemsize)
+    return Timed(lambda: cosmoflow.log_counts(counts, empty, empty, dtype), unfused, moved / 1e9)
+
+
+def timings() -> list[dict[str, Any]]:
+    """Milliseconds and GB/s, of every operation at sizes of DeepCAM 2, ResNet-50 64 and CosmoFlow 4."""
+    shapes = [(2, 128, 384, 576), (2, 256, 192, 288), (2, 728, 48, 72), (64, 64, 112, 112), (64, 256, 56, 56)]
+    kinds = [(relu, added) for relu in (True, False) for added in (False, True) if relu or not added]
+    made: dict[str, Callable[[torch.dtype], Timed]] = {
+        f"batch norm{relu * ' + relu'}{added * ' + sum'} {shape}": partial(
+            timed_batch_norm, shape, relu=relu, added=added
+        )
+        for shape in shapes
+        for relu, added in kinds
+    }
+    made |= {
+        f"pool {shape}": partial(timed_pool, shape)
+        for shape in ((4, 32, 128, 128, 128), (4, 64, 64, 64, 64), (4, 128, 32, 32, 32))
+    }
+    made["log counts"] = partial(timed_counts, (4, 128, 128, 128, 4))
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for name, make in made.items():
+            of = make(dtype)
+            torch.cuda.synchronize()
+            ours, theirs = (
+                triton.testing.do_bench_cudagraph(work, rep=20, return_mode="median")
+                for work in (of.ours, of.theirs)
+            )
+            row = {"operation": name, "dtype": str(dtype).removeprefix("torch."), "gigabytes": of.gigabytes}
+            rows.append(row | {"ours_ms": ours, "theirs_ms": theirs})
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--time", action="store_true", help="time the kernels on this machine's GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.time:
+        if not torch.cuda.is_available():
+            print("no GPU: PyTorch sees none on this node; nothing was measured", file=sys.stderr)
+            return 2
+        measured = timings()
+        if options.json:
+            print(json.dumps({"device": torch.cuda.get_device_name(), "rows": measured}))
+            return 0
+        print(torch.cuda.get_device_name())
+        for row in measured:
+            row |= {"rate": row["gigabytes"] / row["ours_ms"], "times": row["theirs_ms"] / row["ours_ms"]}
+            print(
+                "{operation:40} {dtype:8} {ours_ms:7.3f} ms, {rate:5.2f} TB/s, PyTorch {theirs_ms:7.3f} ms, "
+                "{times:5.2f} times as fast".format(**row)
+            )
+        return 0
     rows = [
         {"kernel": name, "target": target, **figures(KERNELS[name], target)._asdict()}
         for name in options.kernel

@@ -102,7 +102,6 @@ def test_weights_load_into_torchvisions_network(one_rank, tmp_path):
     network.load_state_dict(weights)  # raises where a name or shape differs
     trained = torch.load(io.BytesIO(np.load(one_rank / "checkpoint.npz")["shared_0"]), weights_only=True)
     assert all(torch.equal(value, trained["model"][name]) for name, value in network.state_dict().items())
-    assert weights["bn1.num_batches_tracked"] == 4 * 3  # batches of 8 of 26 images, in four epochs
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])

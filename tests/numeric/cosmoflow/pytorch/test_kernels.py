@@ -3,60 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-PROGRAM = """
-import torch
-import torch.nn.functional as F
-from mlhpc.benchmarks.cosmoflow import Network
-from mlhpc.cosmoflow.network import LEAK
-from mlhpc.cosmoflow.pytorch import model
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, _Pooled
-
-last = torch.channels_last_3d
-torch.manual_seed(0)
-
-def close(ours, theirs, tolerance):
-    error = (ours.double() - theirs).norm() / theirs.norm()
-    assert error < tolerance, (float(error), tolerance)
-
-for channels, sides, dtype, tolerance in (
-    (16, (4, 6, 8), torch.float32, 1e-6), (72, (2, 4, 4), torch.float16, 1e-3)
-):
-    x = torch.randn(2, channels, *sides).to(dtype).to(memory_format=last)
-    x[0, :, :2] = 0.5  # the first of equal voxels gets the gradient
-    x.requires_grad_()
-    bias = torch.randn(channels, requires_grad=True)
-    wide = [each.detach().double().requires_grad_() for each in (x, bias)]
-    expected = F.leaky_relu(F.max_pool3d(wide[0], 2) + wide[1].view(-1, 1, 1, 1), LEAK)
-    y = _Pooled.apply(x, bias)
-    gradient = torch.randn_like(y)
-    y.backward(gradient)
-    expected.backward(gradient.double())
-    close(y, expected.detach(), tolerance)
-    close(x.grad, wide[0].grad, tolerance)
-    close(bias.grad, wide[1].grad, 1e-6)
-    assert torch.equal(x.grad != 0, wide[0].grad != 0)
-assert _Pooled.apply(torch.full((1, 8, 2, 2, 2), torch.nan).to(memory_format=last), torch.zeros(8)).isnan().all()
-
-# The whole network takes them, and is the same function.
-network = Network(conv_layers=2, dense_units=(8,), input_mean=(1.0,) * 4, input_spread=(2.0,) * 4)
-net = CosmoFlowNet(network, (16, 16, 16, 4), dropout=0.0).to(memory_format=last)
-counts, results, called = torch.randint(0, 300, (2, 16, 16, 16, 4), dtype=torch.int16), [], []
-pooled = _Pooled.apply
-model._Pooled.apply = lambda *given: called.append(1) or pooled(*given)
-for fused in (True, False):
-    model.run_on = lambda _: fused
-    net.zero_grad()
-    net(counts).square().sum().backward()
-    results.append([weight.grad.clone() for weight in net.parameters()])
-assert len(called) == 2
-for ours, theirs in zip(*results, strict=True):
-    close(ours, theirs.double(), 1e-4)
-print("equal")
-"""
+PROGRAM = Path(__file__).with_name("kernels_program.py")
 
 
 def test_the_interpreted_kernels_agree_with_pytorch_in_float64():
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, PROGRAM, "cpu"], capture_output=True, text=True, env=env)
     assert done.returncode == 0 and done.stdout == "equal\n", done.stderr[-2000:]
