@@ -17,7 +17,8 @@ from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.host import speed
 from mlhpc.common.host.provenance import cpu_model
 from mlhpc.errors import UserError
-from mlhpc.perf.machines import parse, written
+from mlhpc.perf.machines import known, machine, parse, written
+from mlhpc.perf.profile.host import is_of
 
 
 def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
@@ -31,10 +32,10 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
     console.print("measuring for about ten seconds; leave the machine idle")
     with as_user_error(place, "cannot be written or read", "choose another --stage"):
         text = tomli_w.dumps(_measured(place))
-    machine = parse(text, str(out), out.stem)  # verifies that the file is valid
+    measured = parse(text, str(out), out.stem)  # verifies that the file is valid
     with as_user_error(out, "cannot be written", "choose another --out FILE.toml"):
         write_bytes(out, text.encode())
-    for key, value in machine.figures.items():
+    for key, value in measured.figures.items():
         console.print(f"  {key:26} {written(key, value)}", markup=False, highlight=False)
     console.print(f"{out}: use it with mlhpc predict --machine and mlhpc report --machine", markup=False)
     return 0
@@ -48,7 +49,11 @@ def _measured(place: Path) -> dict[str, Any]:
 
     gpu, processor = _gpu(), cpu_model() or platform.machine()
     model = str(gpu["model"]) if gpu else processor
-    accelerator: dict[str, Any] = {"model": model, "family": model, "per_node": gpu["count"] if gpu else 1}
+    accelerator: dict[str, Any] = {
+        "model": model,
+        "family": _family(model),
+        "per_node": gpu["count"] if gpu else 1,
+    }
     tables: dict[str, Any] = {"title": f"{platform.node() or 'this machine'}, as measured", "nodes": 1}
     tables |= {"accelerator": accelerator, "host": {"processor": processor, "cores": cores}}
     tables |= {"network": {"nics": 1}, "storage": {}}
@@ -81,6 +86,15 @@ def _measured(place: Path) -> dict[str, Any]:
     figure("network.bandwidth", rate, "TCP over loopback, not a network")
     figure("network.latency", delay, "TCP over loopback, not a network")
     return tables
+
+
+def _family(model: str) -> str:
+    """The family of the suite's machines to which the accelerator or processor ``model`` belongs, so that its
+    published results apply; ``model`` itself if there is none."""
+    return next(
+        (family for family in sorted({machine(name).family for name in known()}) if is_of(family, model)),
+        model,
+    )
 
 
 def _gpu() -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ def _differences(
 ) -> Iterator[str]:
     """Yield the differences, in words. ``name``: the measured device, empty if unknown. ``accelerators``: the
     node's accelerators as listed by the driver. ``cores``: the number of cores, counted in each possible way."""
-    if name and not _is_of(machine.family, name):
+    if name and not is_of(machine.family, name):
         yield f"{name} instead of {machine.facts['accelerator.model']}"
     elif accelerators and (mib := accelerators[0].memory_mib):
         memory = machine.figures["accelerator.memory"]
@@ -51,7 +51,7 @@ def _differences(
         yield f"{max(cores)} cores instead of {listed}"
 
 
-def _is_of(family: str, name: str) -> bool:
+def is_of(family: str, name: str) -> bool:
     """Return whether the product ``name`` contains ``family`` as separate words: GH200 is not H200."""
     return f" {_words(family)} " in f" {_words(name)} "
 

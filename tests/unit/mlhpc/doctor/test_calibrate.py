@@ -32,6 +32,31 @@ def test_the_file_is_a_machine_that_can_be_predicted_for(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("model", "family", "published"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", True),  # as drivers name them
+        ("NVIDIA A100-SXM4-40GB", "A100", True),
+        ("NVIDIA GH200 120GB", "GH200", False),
+        ("NVIDIA L4", "NVIDIA L4", False),
+    ],
+)
+def test_published_results_of_a_gpus_family_apply_to_it(
+    tmp_path, capsys, monkeypatch, model, family, published
+):
+    measured = {"float32": 51e12, "bfloat16": 778e12, "memory": 85e9, "bandwidth": 3e12, "host": 55e9}
+    monkeypatch.setattr("mlhpc.doctor.calibrate._gpu", lambda: {"model": model, "count": 1} | measured)
+    out = tmp_path / "mine.toml"
+    assert cli.main(["doctor", "--calibrate", "--stage", str(tmp_path), "--out", str(out)]) == 0
+    assert machine(str(out)).family == family
+    capsys.readouterr()
+    assert cli.main(["predict", "deepcam", "--preset", "smoke", "--machine", str(out), "--nodes", "1"]) == 0
+    assert (
+        "so the efficiency of all families is used" in " ".join(capsys.readouterr().out.split())
+    ) != published
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("words", "says"), [([], "add --out"), (["--out", "old.toml"], "exists")])
 def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, capsys, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)
