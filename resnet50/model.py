@@ -44,9 +44,9 @@ class Block(Bottleneck):
     def forward(self, x: Tensor) -> Tensor:
         """As torchvision's: maps ``x`` [b, channels, h, w] to [b, 4 · width, h / stride, w / stride]."""
         y = self.bn1(self.conv1(x), relu=True)
-        y = self.bn2(self.conv2(y), relu=True)
+        y = self.conv3(self.bn2(self.conv2(y), relu=True))
         shortcut = x if self.downsample is None else self.downsample(x)
-        z: Tensor = self.bn3(self.conv3(y), added=shortcut, relu=True)
+        z: Tensor = self.bn3(y, added=shortcut, relu=True)
         return z
 
 

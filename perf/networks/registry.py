@@ -15,7 +15,7 @@ KNOWN = ("cosmoflow", "deepcam", "resnet50")
 LAUNCHES = {
     "cosmoflow": (67, 79, 87),
     "deepcam": (872, 886, 1216),
-    "resnet50": (513, 787, 530),
+    "resnet50": (453, 462, 470),
 }
 """GPU kernel launches in a step of each closed preset in PyTorch, for each of ``PRECISIONS``, as counted by
 ``mlhpc profile --device-model``."""
@@ -49,5 +49,5 @@ def network_of(run: Run, *, gpu: bool = False, cpu_kernels_from: int | None = No
     if run.benchmark == "deepcam":
         return deepcam.layers(cast(deepcam_run.Network, run.network), shape, fused=fused)
     if run.benchmark == "resnet50":
-        return resnet50.layers(cast(resnet50_run.Network, run.network), shape)
+        return resnet50.layers(cast(resnet50_run.Network, run.network), shape, fused=fused)
     raise UserError(f"{run.benchmark!r} has no performance model; choose from {', '.join(KNOWN)}")

@@ -10,13 +10,14 @@ BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 EXPANSION = 4
 
 
-def layers(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
-    """The layers for images [side, side, 3] with sides of at least 32 (AlexNet: 63)."""
+def layers(network: resnet50.Network, sample_shape: Sequence[int], *, fused: bool = False) -> Network:
+    """The layers for images [side, side, 3] with sides of at least 32 (AlexNet: 63). ``fused``: as computed by the
+    suite's GPU kernels."""
     if network.name == "lenet":
         return _lenet(network, sample_shape)
     if network.name == "alexnet":
         return _alexnet(network, sample_shape)
-    net = Builder("ResNet-50" if network.name == "resnet50" else "ResNet-101", sample_shape)
+    net = Builder("ResNet-50" if network.name == "resnet50" else "ResNet-101", sample_shape, fused=fused)
     x = net.convolution("conv 1", net.input, 64, Window(7, stride=2, padding=3))
     x = net.batch_norm("conv 1 norm", x, relu=True)
     x = net.max_pool("pool", x, 3, stride=2, padding=1)
@@ -37,10 +38,11 @@ def _bottleneck(net: Builder, name: str, x: Tensor, inside: int, outputs: int, s
     y = net.batch_norm(f"{name} a norm", net.convolution(f"{name} a", x, inside, 1), relu=True)
     y = net.convolution(f"{name} b", y, inside, Window(3, stride=stride, padding=1))
     y = net.batch_norm(f"{name} b norm", y, relu=True)
-    y = net.batch_norm(f"{name} c norm", net.convolution(f"{name} c", y, outputs, 1))
+    y = net.convolution(f"{name} c", y, outputs, 1)
     if stride > 1 or x.channels != outputs:
         shortcut = net.convolution(f"{name} shortcut", x, outputs, Window(1, stride=stride))
         x = net.batch_norm(f"{name} shortcut norm", shortcut)
+    y = net.batch_norm(f"{name} c norm", y)
     return net.relu(f"{name} ReLU", net.add(f"{name} sum", y, x))
 
 
