@@ -99,8 +99,8 @@ def loader() -> dict[str, str]:
         "PATH": f"{library.parent}:{os.environ['PATH']}",  # of nvidia-smi
         "TRITON_LIBCUDA_PATH": str(library.parent),
         "NVTX_INJECTION64_PATH": str(library),
-        "TRITON_CACHE_DIR": str(library.parent / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(library.parent / "inductor"),
+        "TRITON_CACHE_DIR": str(BUILT / "triton"),  # whose keys have what its kernels depend on
+        "TORCHINDUCTOR_CACHE_DIR": str(BUILT / "inductor"),
     }
 
 
