@@ -1,6 +1,4 @@
 // The driver's interface, libcuda.so.1: what Triton and PyTorch call of it. Its errors have the runtime's numbers.
-#include <cstring>
-
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -11,30 +9,17 @@ EXPORT CUresult cuDeviceGet(CUdevice* device, int number) { return *device = num
 EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice device) {
     return CUresult(cudaDeviceGetAttribute(value, cudaDeviceAttr(which), device));
 }
-
-// One context for each device, which exists from the start.
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-    return *context = reinterpret_cast<CUcontext>(uintptr_t(device + 1)), CUDA_SUCCESS;
-}
-EXPORT CUresult cuCtxGetCurrent(CUcontext* context) { return cuDevicePrimaryCtxRetain(context, current_device()); }
-EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
-    return context ? CUresult(cudaSetDevice(int(uintptr_t(context)) - 1)) : CUDA_SUCCESS;
-}
-
 // A module is nothing, a function its name.
 EXPORT CUresult cuModuleLoadData(CUmodule* module, const void*) {
     count("modules", "cuModuleLoadData");
-    return hand_out(module, new char), CUDA_SUCCESS;
+    return CUresult(hand_out(module, new char));
 }
 EXPORT CUresult cuModuleLoad(CUmodule* module, const char*) { return cuModuleLoadData(module, nullptr); }
 EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
-    return hand_out(function, strdup(name)), CUDA_SUCCESS;
+    return CUresult(hand_out(function, strdup(name)));
 }
 EXPORT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction) {
-    *value = which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
-             : which == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 32
-                                                              : 0;
-    return CUDA_SUCCESS;
+    return *value = which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0, CUDA_SUCCESS;
 }
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                unsigned, CUstream stream, void**, void**) {
@@ -44,11 +29,9 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* configuration, CUfunction
     return CUresult(launch(reinterpret_cast<const char*>(function), configuration->hStream));
 }
 EXPORT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdeviceptr pointer) {
-    if (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) *static_cast<CUdeviceptr*>(value) = pointer;
-    else *static_cast<int*>(value) = CU_MEMORYTYPE_DEVICE;
-    return CUDA_SUCCESS;
+    if (which != CU_POINTER_ATTRIBUTE_DEVICE_POINTER) return CUDA_ERROR_NOT_SUPPORTED;
+    return *static_cast<CUdeviceptr*>(value) = pointer, CUDA_SUCCESS;
 }
-
 // Functions by name: those of this library, and for the others one that says that the device cannot do it.
 EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
                                                     unsigned long long, cudaDriverEntryPointQueryResult* result) {

@@ -38,7 +38,7 @@ CALLED = r"(nccl[A-Z]|nvml|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[
 # is left of the CUDA runtime, its driver and NCCL fails, so that nothing is taken to work that does not.
 HARMLESS = re.compile(
     r"cublas|cudnn|cusparse|cusolver|curand|cufft|cupti|cudaProfiler|cuda\w*Destroy|cu(da)?FuncSet"
-    r"|__cuda(Register|Unregister|Init)|ncclCommFinalize|cuInit|nvml(Init|Shutdown)"
+    r"|__cuda(Register|Unregister|Init)|ncclCommFinalize|cuInit|cudaFreeHost|nvml(Init|Shutdown)"
 )
 TEXTS = re.compile(r"(cuda|cudnn|cublas|nccl)\w*(ErrorName|ErrorString|LastError|StatusString)$")
 ANSWERS = {  # what others write through their parameter of this number
@@ -51,6 +51,8 @@ ANSWERS = {  # what others write through their parameter of this number
     "nvmlDeviceGetComputeRunningProcesses": (1, "unsigned", "0"),
     "nvmlDeviceGetHandleByPciBusId_v2": (1, "long", "1"),
     "cuDevicePrimaryCtxGetState": (2, "int", "1"),  # active
+    "cuCtxGetCurrent": (0, "long", "1"),  # a context, which nothing looks into
+    "cudaGraphGetNodes": (2, "long", "1"),  # PyTorch asks whether there are any
     "ncclCommGetAsyncError": (1, "int", "0"),
     "cublasLtMatmulAlgoGetHeuristic": (9, "int", "1"),  # one algorithm, without a workspace
     "cudnnBackendCreateDescriptor": (1, "void*", "new Handle"),
@@ -97,8 +99,8 @@ def loader() -> dict[str, str]:
         "PATH": f"{library.parent}:{os.environ['PATH']}",  # of nvidia-smi
         "TRITON_LIBCUDA_PATH": str(library.parent),
         "NVTX_INJECTION64_PATH": str(library),
-        "TRITON_CACHE_DIR": str(library.parent / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(library.parent / "inductor"),
+        "TRITON_CACHE_DIR": str(BUILT / "triton"),  # whose keys have what its kernels depend on
+        "TORCHINDUCTOR_CACHE_DIR": str(BUILT / "inductor"),
     }
 
 

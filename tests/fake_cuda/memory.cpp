@@ -1,53 +1,32 @@
 // Memory: a device's is host memory that nothing touches, so that 80 GB of it exist on any machine. Copies move
 // data and take their bytes over a bandwidth; those from or to pageable memory keep the host until they are done.
-#include <algorithm>
-#include <cstring>
-
 #include <sys/mman.h>
 
 #include "fake.h"
 
-enum Place { PAGEABLE, PINNED, DEVICE };
-struct Block {
-    Place place;
-    size_t bytes;
-};
-static auto& blocks = *new std::map<uintptr_t, Block>;  // by their first byte
-static size_t used_bytes;                               // of the device; a process of these tests uses one
-
+using Place = cudaMemoryType;
+constexpr Place PAGEABLE = cudaMemoryTypeUnregistered, PINNED = cudaMemoryTypeHost, DEVICE = cudaMemoryTypeDevice;
+static auto& blocks = *new std::map<uintptr_t, std::pair<Place, size_t>>;  // place and bytes, by the first byte
+static size_t used_bytes, peak_bytes;  // of the device; a process of these tests uses one
 static Place place_of(const void* pointer) {
     Guard guard(lock);
     auto next = blocks.upper_bound(uintptr_t(pointer));
     if (next == blocks.begin()) return PAGEABLE;
     auto& [begin, block] = *std::prev(next);
-    return uintptr_t(pointer) < begin + block.bytes ? block.place : PAGEABLE;
+    return uintptr_t(pointer) < begin + block.second ? block.first : PAGEABLE;
 }
-
-static size_t whole_pages(size_t bytes) { return (bytes + 4095) & ~size_t(4095); }
-
 static cudaError_t allocate(Place place, void** pointer, size_t bytes) {
-    bytes = whole_pages(bytes);
     void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
     blocks[uintptr_t(pages)] = {place, bytes};
     return *pointer = pages, cudaSuccess;
 }
-
-static cudaError_t release(void* pointer) {
-    Guard guard(lock);
-    auto block = blocks.extract(uintptr_t(pointer));
-    if (block.empty()) return cudaErrorInvalidValue;
-    if (block.mapped().place == DEVICE) used_bytes -= block.mapped().bytes;
-    return munmap(pointer, block.mapped().bytes), cudaSuccess;
-}
-
 static std::string route_name(Place to, Place from) {
     if (to != DEVICE && from != DEVICE) return "host to host";
     if (to == from) return "device to device";
     const char* host = std::min(to, from) == PINNED ? ", pinned" : ", pageable";
     return (to == DEVICE ? "host to device" : "device to host") + std::string(host);
 }
-
 static Seconds copy_time(size_t bytes, Place to, Place from) {
     if (to == from) return 2 * bytes / setting("memory_bytes_per_s");  // read and written
     return bytes / setting(std::min(to, from) == PAGEABLE ? "pageable_bytes_per_s" : "link_bytes_per_s");
@@ -55,11 +34,12 @@ static Seconds copy_time(size_t bytes, Place to, Place from) {
 
 EXPORT cudaError_t cudaMalloc(void** pointer, size_t bytes) {
     *pointer = nullptr;
-    if (auto error = check_device()) return error;
     return call([&] {
-        if (auto refused = refuse_unsafe()) return refused;
-        if (used_bytes + whole_pages(bytes) > setting("memory_bytes")) return cudaErrorMemoryAllocation;
-        record_peak("device_bytes", double(used_bytes += whole_pages(bytes)));
+        if (auto refused = std::max(check_device(), refuse_unsafe())) return refused;
+        if (used_bytes + bytes > setting("memory_bytes")) return cudaErrorMemoryAllocation;
+        used_bytes += bytes;
+        if (used_bytes > peak_bytes)
+            count("peak", "device_bytes", double(used_bytes - std::exchange(peak_bytes, used_bytes)));
         return allocate(DEVICE, pointer, bytes);
     });
 }
@@ -68,7 +48,9 @@ EXPORT cudaError_t cudaFree(void* pointer) {
     if (!pointer) return cudaSuccess;  // how PyTorch makes a context
     return call_waiting("cudaFree", refuse_unsafe, [=] {
         wait_for_device();
-        release(pointer);
+        Guard guard(lock);
+        size_t bytes = blocks.extract(uintptr_t(pointer)).mapped().second;
+        munmap(pointer, bytes), used_bytes -= bytes;
     });
 }
 EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
@@ -78,20 +60,14 @@ EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
         return refused ? refused : allocate(PINNED, pointer, bytes);
     });
 }
-EXPORT cudaError_t cudaFreeHost(void* pointer) { return release(pointer); }
 EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *total = size_t(setting("memory_bytes"));
     return *free = *total - used_bytes, cudaSuccess;
 }
 EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-    constexpr cudaMemoryType types[] = {cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice};
-    Place place = place_of(pointer);
-    void* address = place == PAGEABLE ? nullptr : const_cast<void*>(pointer);
     *attributes = {};
-    attributes->type = types[place];
-    attributes->device = place == DEVICE ? current_device() : 0;
-    attributes->devicePointer = address;
-    attributes->hostPointer = place == PINNED ? address : nullptr;
+    attributes->type = place_of(pointer);
+    attributes->device = attributes->type == DEVICE ? current_device() : 0;
     return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t handle) {
@@ -99,12 +75,10 @@ EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
     Stream& stream = stream_of(handle);
     bool host_waits = std::max(target, source) == DEVICE && std::min(target, source) == PAGEABLE;
     auto error = call_device("copy_host_us", [&] {
-        if (host_waits)
-            if (auto refused = refuse_captured(stream)) return refused;
+        if (auto refused = host_waits ? refuse_captured(stream) : cudaSuccess) return refused;
         count("copies", route_name(target, source));
-        submit(stream, copy_time(bytes, target, source), [=] {
-            if (bytes <= moved_bytes()) memmove(to, from, bytes);
-        });
+        auto move = [=] { if (bytes <= moved_bytes()) memmove(to, from, bytes); };
+        submit(stream, copy_time(bytes, target, source), move);
         return cudaSuccess;
     });
     if (host_waits && !error) wait_for(stream);
@@ -113,8 +87,7 @@ EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 EXPORT cudaError_t cudaMemsetAsync(void* begin, int value, size_t bytes, cudaStream_t stream) {
     return call_device("launch_host_us", [&] {
         count("memsets", "cudaMemsetAsync");
-        submit(stream_of(stream), bytes / setting("memory_bytes_per_s"), [=] {
-            if (bytes <= moved_bytes()) memset(begin, value, bytes);
-        });
+        auto set = [=] { if (bytes <= moved_bytes()) memset(begin, value, bytes); };
+        submit(stream_of(stream), bytes / setting("memory_bytes_per_s"), set);
     });
 }

@@ -1,12 +1,9 @@
-// NCCL between the processes of one machine: a rank leaves what it sends in files, one for each reader, and goes
-// on when those that it reads itself are there. Its stream waits, its host does not.
-#include <algorithm>
+// NCCL between the processes of one machine: a rank leaves what it sends in files of TMPDIR, one for each reader, and
+// goes on when those that it reads itself are there. Its stream waits, its host does not.
 #include <bit>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
-#include <optional>
 
 // nccl.h includes these without needing them, and they need headers that no wheel has.
 #define __CUDA_FP16_H__
@@ -36,19 +33,18 @@ struct ncclComm {
         return folder / (std::to_string(sender) + "to" + std::to_string(reader) + "." + std::to_string(number));
     }
 };
-
 static void post(const path& file, const Message& message) {
     path part = file.string() + ".part";
     std::ofstream(part, std::ios::binary).write(reinterpret_cast<const char*>(&message.at), sizeof message.at)
         << message.data;
     rename(part, file);
 }
-static std::optional<Message> take(const path& file) {
+static bool take(const path& file, Messages& found) {
     std::ifstream in(file, std::ios::binary);
-    Message found;
-    if (!in.read(reinterpret_cast<char*>(&found.at), sizeof found.at)) return {};
-    found.data.assign(std::istreambuf_iterator<char>(in), {});
-    return remove(file), found;
+    Message next;
+    if (!in.read(reinterpret_cast<char*>(&next.at), sizeof next.at)) return false;
+    next.data.assign(std::istreambuf_iterator<char>(in), {});
+    return found.push_back(std::move(next)), remove(file);
 }
 static void store(const Message& message, void* to) { memcpy(to, message.data.data(), message.data.size()); }
 
@@ -58,9 +54,9 @@ struct Exchange {
     ncclComm* comm;
     cudaStream_t stream;
     Ranks readers, senders;
-    const void* data;  // that it sends
+    const void* data;  // that it sends, if anyone reads it
     size_t bytes;
-    double traffic;  // bytes that pass through its link
+    double share;  // of the bytes, that passes through its link
     std::function<void(const Messages&)> finish = [](auto&) {};
 };
 
@@ -70,20 +66,16 @@ static Work work_of(const Exchange& what) {
     std::vector<path> to, from;
     for (int rank : what.readers) to.push_back(comm.file(comm.rank, rank, comm.sent[rank]++));
     for (int rank : what.senders) from.push_back(comm.file(rank, comm.rank, comm.received[rank]++));
-    return [=, found = Messages(), posted = false](Stream& on, Seconds enqueued) mutable {
-        if (!std::exchange(posted, true)) {
-            on.occupy(enqueued, 0);
-            auto bytes = what.bytes <= moved_bytes() ? what.bytes : 0;
-            for (auto& file : to) post(file, {on.done_at, {static_cast<const char*>(what.data), bytes}});
-        }
-        while (found.size() < from.size()) {
-            auto next = take(from[found.size()]);
-            if (!next) return what.comm->aborted;
-            found.push_back(std::move(*next));
-        }
+    return [=, found = Messages()](Stream& on, Seconds enqueued) mutable {
+        on.occupy(enqueued, 0);
+        size_t bytes = what.bytes <= moved_bytes() ? what.bytes : 0;
+        for (auto& file : std::exchange(to, {}))
+            post(file, {on.done_at, {static_cast<const char*>(what.data), bytes}});
+        while (found.size() < from.size())
+            if (!take(from[found.size()], found)) return what.comm->aborted;
         what.finish(found);
         for (auto& each : found) on.occupy(each.at, 0);
-        on.occupy(0, setting("collective_us") * 1e-6 + what.traffic / setting("collective_bytes_per_s"));
+        on.occupy(0, setting("collective_us") * 1e-6 + what.share * what.bytes / setting("collective_bytes_per_s"));
         return true;
     };
 }
@@ -91,7 +83,6 @@ static Work work_of(const Exchange& what) {
 // Calls wait for the end of their group, where messages are sent before any is waited for.
 static thread_local int group_depth = 0;
 static thread_local std::vector<Exchange> calls;
-
 static ncclResult_t start() {
     if (group_depth) return ncclSuccess;
     std::ranges::stable_partition(calls, [](auto& each) { return !each.readers.empty(); });
@@ -114,10 +105,8 @@ struct BFloat16 {
     }
     operator double() const { return std::bit_cast<float>(uint32_t(upper) << 16); }
 };
-
 // `use`, with a value of the type.
-template <class Use>
-static auto typed(ncclDataType_t type, Use use) {
+static auto typed(ncclDataType_t type, auto use) {
     switch (type) {
         case ncclInt8: return use(int8_t());
         case ncclUint8: return use(uint8_t());
@@ -132,22 +121,16 @@ static auto typed(ncclDataType_t type, Use use) {
 static size_t bytes_of(size_t number, ncclDataType_t type) {
     return number * typed(type, [](auto zero) { return sizeof zero; });
 }
-
 // Of what all ranks sent, element by element: in double and rounded once, unlike a real NCCL.
 template <class Value>
 static void sum(const Messages& all, size_t number, bool mean, Value* to) {
-    for (auto& each : all)
-        if (each.data.size() < number * sizeof(Value)) return;  // too large to be moved
+    if (all[0].data.size() < number * sizeof(Value)) return;  // too large to be moved
     for (size_t index = 0; index < number; index++) {
         double total = 0;
         for (auto& each : all) total += double(reinterpret_cast<const Value*>(each.data.data())[index]);
         to[index] = Value(mean ? total / double(all.size()) : total);
     }
 }
-
-// The bytes that pass through a rank's link in a ring: 2(n-1)/n of the data in an all-reduce, (n-1)/n of the
-// result in an all-gather (NVIDIA, nccl-tests, doc/PERFORMANCE.md).
-static double ring(const ncclComm* comm, size_t bytes) { return double(bytes) * (comm->size - 1) / comm->size; }
 
 EXPORT ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
 EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
@@ -159,8 +142,8 @@ EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 static void say_network(int rank) {
     const char *level = getenv("NCCL_DEBUG"), *log = getenv("NCCL_DEBUG_FILE"), *network = getenv("NCCL_NET");
     if (!level || strcmp(level, "INFO") || !log) return;
-    std::ofstream(log, std::ios::app) << "fake:0:0 [" << rank << "] NCCL INFO Using network "
-                                      << (network ? network : "Socket") << "\n";
+    if (!network) network = "Socket";
+    std::ofstream(log, std::ios::app) << "fake:0:0 [" << rank << "] NCCL INFO Using network " << network << "\n";
 }
 // Returns when all ranks have come, as the real one does.
 EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* to, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
@@ -175,47 +158,42 @@ EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* to, int size, ncclUniqueI
 }
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) { return comm->aborted = true, ncclSuccess; }
 // The last rank to leave finds the folder empty.
-EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-    std::error_code ignored;
-    return remove(comm->folder, ignored), ncclSuccess;
-}
+EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return rmdir(comm->folder.c_str()), ncclSuccess; }
 
 EXPORT ncclResult_t ncclGroupStart() { return group_depth++, ncclSuccess; }
 EXPORT ncclResult_t ncclGroupEnd() { return group_depth--, start(); }
 
+// In a ring 2(n-1)/n of the data in an all-reduce, and (n-1)/n of the result in an all-gather, pass through a rank's
+// link (NVIDIA, nccl-tests, doc/PERFORMANCE.md).
 EXPORT ncclResult_t ncclAllReduce(const void* send, void* receive, size_t number, ncclDataType_t type,
                                   ncclRedOp_t how, ncclComm_t comm, cudaStream_t stream) {
     if (how != ncclSum && how != ncclAvg) return ncclInvalidArgument;
-    size_t bytes = bytes_of(number, type);
     auto finish = [=](auto& all) {
         typed(type, [&](auto zero) { sum(all, number, how == ncclAvg, static_cast<decltype(zero)*>(receive)); });
     };
-    double traffic = 2 * ring(comm, bytes);
-    return enqueue({"ncclAllReduce", comm, stream, comm->all, comm->all, send, bytes, traffic, finish});
+    size_t bytes = bytes_of(number, type);
+    double share = 2.0 * (comm->size - 1) / comm->size;
+    return enqueue({"ncclAllReduce", comm, stream, comm->all, comm->all, send, bytes, share, finish});
 }
 EXPORT ncclResult_t ncclAllGather(const void* send, void* receive, size_t number, ncclDataType_t type,
                                   ncclComm_t comm, cudaStream_t stream) {
     size_t bytes = bytes_of(number, type);
-    double traffic = ring(comm, bytes * comm->size);
     auto finish = [=](auto& all) {
         for (int rank : comm->all) store(all[rank], static_cast<char*>(receive) + rank * bytes);
     };
-    return enqueue({"ncclAllGather", comm, stream, comm->all, comm->all, send, bytes, traffic, finish});
+    return enqueue({"ncclAllGather", comm, stream, comm->all, comm->all, send, bytes, comm->size - 1.0, finish});
 }
 EXPORT ncclResult_t ncclBcast(void* data, size_t number, ncclDataType_t type, int root, ncclComm_t comm,
                               cudaStream_t stream) {
-    size_t bytes = bytes_of(number, type), sent = comm->rank == root ? bytes : 0;
     auto finish = [=](auto& all) { store(all[root], data); };
-    return enqueue({"ncclBroadcast", comm, stream, comm->all, comm->all, data, sent, double(bytes), finish});
+    return enqueue({"ncclBroadcast", comm, stream, comm->all, comm->all, data, bytes_of(number, type), 1, finish});
 }
 EXPORT ncclResult_t ncclSend(const void* data, size_t number, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
-    size_t bytes = bytes_of(number, type);
-    return enqueue({"ncclSend", comm, stream, {peer}, {}, data, bytes, double(bytes)});
+    return enqueue({"ncclSend", comm, stream, {peer}, {}, data, bytes_of(number, type), 1});
 }
 EXPORT ncclResult_t ncclRecv(void* data, size_t number, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
-    double traffic = double(bytes_of(number, type));
     auto finish = [=](auto& found) { store(found[0], data); };
-    return enqueue({"ncclRecv", comm, stream, {}, {peer}, nullptr, 0, traffic, finish});
+    return enqueue({"ncclRecv", comm, stream, {}, {peer}, nullptr, bytes_of(number, type), 1, finish});
 }

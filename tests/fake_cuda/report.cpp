@@ -1,11 +1,7 @@
-// What happened, as JSON in the file that FAKE_CUDA_REPORT names ("%d" in it: the number of the device), at the
-// end of a process that has used a device. The ranges that a run marks for a vendor's profiler tell when `run`
-// began.
-#include <cstdlib>
-#include <cstring>
+// What happened, as JSON in the file that FAKE_CUDA_REPORT names ("%d" in it: the number of the device), when a
+// process that has used a device ends. The ranges that a run marks for a vendor's profiler tell when `run` began.
 #include <fstream>
 #include <sstream>
-#include <utility>
 
 #include <nvtx3/nvToolsExt.h>
 #include <sys/syscall.h>
@@ -15,28 +11,20 @@
 
 static auto& counts = *new std::map<std::string, std::map<std::string, double>>;  // by section and name
 static auto& before_run = *new std::string("null");
-static pid_t process = 0;  // that has allocated memory: not a fork of it
-
+static pid_t process = 0;  // that has used a device: not a fork of it
 void count(const char* section, const std::string& name, double amount) {
     Guard guard(lock);
     counts[section][name] += amount;
-}
-
-void record_peak(const char* name, double value) {
-    Guard guard(lock);
     process = getpid();
-    double& peak = counts["peak"][name];
-    peak = std::max(peak, value);
 }
 
 static std::string json() {
     std::ostringstream out;
     out.precision(15);
-    const char* next_section = "{";
-    for (auto& [section, names] : counts) {
-        out << std::exchange(next_section, "}, ") << '"' << section << "\": ";
-        const char* next = "{";
-        for (auto& [name, amount] : names) out << std::exchange(next, ", ") << '"' << name << "\": " << amount;
+    for (const char* next_section = "{"; auto& [section, names] : counts) {
+        out << std::exchange(next_section, "}, ") << '"' << section << '"';
+        for (const char* next = ": {"; auto& [name, amount] : names)
+            out << std::exchange(next, ", ") << '"' << name << "\": " << amount;
     }
     return out.str() + (counts.empty() ? "{}" : "}}");
 }
@@ -47,16 +35,13 @@ EXPORT const char* fake_cuda_report() {
     Guard guard(lock);
     return (text = "{\"total\": " + json() + ", \"before_run\": " + before_run + "}").c_str();
 }
-
 __attribute__((destructor)) static void write_report() {
     const char* path = getenv("FAKE_CUDA_REPORT");
     if (!path || getpid() != process) return;
-    std::string name = path;
-    size_t place = name.find("%d");
-    if (place != std::string::npos) name.replace(place, 2, std::to_string(current_device()));
+    char name[4096];
+    snprintf(name, sizeof name, path, current_device());
     std::ofstream(name) << fake_cuda_report() << "\n";
 }
-
 // Ranks end by this (common/ranks/launch.py), which runs no destructor.
 EXPORT void _exit(int status) {
     write_report();
@@ -69,7 +54,6 @@ static int NVTX_API range_push(const char* name) {
     if (!strcmp(name, "run")) before_run = json();
     return 0;
 }
-
 // NVTX calls this in the library that NVTX_INJECTION64_PATH names, when the first range is opened.
 EXPORT int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t tables) {
     auto* callbacks = static_cast<const NvtxExportTableCallbacks*>(tables(NVTX_ETID_CALLBACKS));

@@ -6,7 +6,7 @@
 First ``mlhpc doctor --calibrate`` measures the machine. Then, for each benchmark and precision, three stand-ins
 are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with
 weights has the shape of one of the target's. From these the step of the preset is predicted
-(perf/profile/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
+(tests/helpers/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
 profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
 network it has not seen. All are measured in turns, ``--rounds`` times, each in a new process, and of each the
 round with the shortest step counts: what disturbs a step only ever makes it longer. Steps of one process are
@@ -27,7 +27,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from helpers.similar import StandIn, predict_step
 from rich.console import Console
 from rich.table import Table
 
@@ -37,6 +36,10 @@ from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.machines import ceilings_of, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.quantities import count
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers.similar import StandIn, predict_step
 
 STAND_INS = {
     "cosmoflow": [

@@ -55,7 +55,8 @@ def test_a_device_that_is_lost_is_one_line_of_a_single_rank(sets, tmp_path):
 
 def test_a_rank_whose_device_is_slow_is_named_with_device_and_phase_before_it_trains(sets, tmp_path):
     changes = {"devices": 2, "slow_device": 1, "slow_factor": 100, "kernel_us cudnnBackendExecute": 200}
-    done = on_device(tmp_path, sets["deepcam"], "deepcam", words=("--ranks", 2), changes=changes)
+    short = "training.max_epochs=1"
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", short, words=("--ranks", 2), changes=changes)
     said = done.said.splitlines()
     (slow,) = [number for number, line in enumerate(said) if "is slow" in line]
     assert said[slow].startswith("mlhpc: rank 1 on ") and "NVIDIA H100 80GB HBM3 (cuda:1)" in said[slow]

@@ -14,7 +14,10 @@ from smoke.fake_cuda.conftest import run
 SCRIPT = Path(__file__).parents[2] / "perf/first_hour_gpu.py"
 # What fails here: numbers of a real device, and TensorFlow's build for CPUs, which does not see the device.
 NUMBERS = {"driver": "TensorFlow sees 0 of 1 GPUs", "foreach": "assert all(torch.equal(a, b)"}
-MODEL = {"events": {"kernel_us": 200}}  # long enough to time
+MODEL = {
+    "events": {"kernel_us": 200},
+    "energy": {"kernel_us": 50_000},
+}  # long enough to time, and to sleep in
 
 
 def test_every_check_inside_is_called():

@@ -69,7 +69,7 @@ def test_two_ranks_normalise_batches_together(sets, tmp_path):
 
 
 def test_compiles_and_captures_before_the_start_and_replays_after_it(sets, tmp_path):
-    captured = ("training.compile=true", "training.cuda_graphs=on")
+    captured = ("training.compile=true", "training.cuda_graphs=on", "network.conv_layers=2")
     done = on_device(tmp_path, sets["cosmoflow"], "cosmoflow", *captured, "target.value=-1")
     assert len(done.result()["epochs"]) == 2, done.said
     steps, evaluations = 2 * (27 // 8), 2 * -(-7 // 2)

@@ -65,6 +65,7 @@ SMALLEST = {
     "staging": "--data {work} --files 2 --rounds 1 --workers 1",
     "step_memory": "resnet50 smoke 2",
     "submission": "--sets 1",
+    "triton_kernels": "--target sm_80 --kernel logarithm",
     "watch": "--ranks 4 --looks 2",
 }
 ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 --mode eager --seconds 0.1"}
@@ -80,9 +81,9 @@ ELSEWHERE = {
     "smoke_baselines": "scikit-learn",
     "steady_storage": "FUSE",
     "step_prediction": "minutes",
-    "triton_kernels": "tests/numeric/common/kernels/test_compiled.py",
 }
 """Where each of the others runs, or what it needs that is not here."""
+STARTED = ("codec_study", "deepcam_input", "io_scaling", "io_similarity", "step_prediction")
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,12 @@ def test_runs_at_its_smallest_size(sample, variables, tmp_path, script):
         (tmp_path / "cells.jsonl").write_text(json.dumps(WAITED) + "\n")
     recorded = make_run(tmp_path / "run") if "{run}" in SMALLEST[script] else ""
     run(script, SMALLEST[script].format(sample=sample, work=tmp_path, run=recorded), variables)
+
+
+@pytest.mark.parametrize("script", STARTED)
+def test_starts(variables, script):
+    """Of those that take too long, at least what they import is there."""
+    run(script, "--help", variables)
 
 
 @pytest.mark.parametrize("script", ON_DEVICE)
