@@ -103,8 +103,7 @@ class CountedFile:
         if not self._streaming:
             return self._fetch(offset, out)
         done = self._from_window(offset, out)
-        whole = (len(out) - done) // self._transfer * self._transfer
-        if whole:
+        if whole := (len(out) - done) // self._transfer * self._transfer:
             self._fetch(offset + done, out[done : done + whole])
             done += whole
         if done < len(out):
