@@ -72,8 +72,7 @@ def enforce(context: RunContext) -> list[Finding]:
     """Return the rule violations of severity "warning" or "expected". Raises UserError for the first violation of
     severity "error", since the run then does not qualify as closed."""
     violations = findings(context)
-    errors = [finding for finding in violations if finding.severity == "error"]
-    if errors:
+    if errors := [finding for finding in violations if finding.severity == "error"]:
         first, more = errors[0], len(errors) - 1
         others = (
             f" (and {more} more: mlhpc rules {context.run.benchmark} with the same options)" if more else ""

@@ -27,9 +27,8 @@ from mlhpc.quantities import count
 Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
 CudaGraphs = Annotated[
     Literal["auto", "on", "off"],
-    BeforeValidator(
-        lambda v: ("on" if v else "off") if isinstance(v, bool) else v
-    ),  # earlier files contain a boolean
+    # Earlier files contain a boolean.
+    BeforeValidator(lambda v: ("on" if v else "off") if isinstance(v, bool) else v),
 ]
 DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""

@@ -114,8 +114,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     are more than ``MANY``, dotted names are grouped by table."""
     options = sorted(choices)
     bare = {option.lstrip("-"): option for option in options}  # common dashes do not make options similar
-    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.5)
-    if near:
+    if near := difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.5):
         return f"did you mean {bare[near[0]]!r}?"
     if len(options) > MANY:
         options = sorted({table + ".*" * bool(dot) for table, dot, _ in (o.partition(".") for o in options)})

@@ -40,6 +40,13 @@ def require_one_process(command: str) -> None:
         )
 
 
+def run_words(data: Path, out: Path, seed: int, stage: object) -> list[str]:
+    """The arguments of ``mlhpc run`` that place one of several runs, which starts with dropped page caches.
+    ``stage``: the staging folder, if any."""
+    words = ["--data", str(data), "--out", str(out), "--seed", str(seed), "--evict"]
+    return words + (["--stage", str(stage)] if stage else [])
+
+
 def start_run(
     arguments: Sequence[str],
     *,

@@ -32,6 +32,7 @@ from mlhpc.run_processes import (
     locked,
     report_lock,
     require_one_process,
+    run_words,
     start_run,
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
@@ -88,17 +89,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
     output = out.with_suffix(".out")
     output.unlink(missing_ok=True)
     # The seed is the number of the repeat, so that all cells read the samples of a repeat in the same order.
-    arguments = [
-        *cell.arguments,
-        "--data",
-        str(cell.data),
-        "--out",
-        str(out),
-        "--seed",
-        str(repeat),
-        "--evict",
-    ]
-    arguments += ["--stage", cell.stage] if cell.stage else []
+    arguments = [*cell.arguments, *run_words(cell.data, out, repeat, cell.stage)]
     options = srun_options(cell.ranks, os.environ) if in_slurm(os.environ) else []
     module = registry.find(sweep.benchmark).servers_study if SERVERS in cell.settings else ""
     process = start_run(

@@ -61,11 +61,6 @@ class Compared:
         return self.rate[0] / self.row.samples_per_s - 1
 
     @property
-    def rate_inside(self) -> bool:
-        """Return whether the measured rate is inside the predicted interval."""
-        return self.rate[1] <= self.row.samples_per_s <= self.rate[2]
-
-    @property
     def baseline_error(self) -> float | None:
         """Ratio of baseline to measured rate, minus 1."""
         return None if self.baseline is None else self.baseline / self.row.samples_per_s - 1
@@ -78,16 +73,7 @@ class Compared:
     @property
     def total_error(self) -> float | None:
         """Ratio of predicted to measured time to train, minus 1."""
-        return (
-            None if self.total_s is None or not self.row.total_s else self.total_s[0] / self.row.total_s - 1
-        )
-
-    @property
-    def total_inside(self) -> bool | None:
-        """Return whether the measured time to train is inside the predicted interval."""
-        if self.total_s is None or not self.row.total_s:
-            return None
-        return self.total_s[1] <= self.row.total_s <= self.total_s[2]
+        return self.total_s[0] / self.row.total_s - 1 if self.total_s and self.row.total_s else None
 
 
 @dataclass(frozen=True)
@@ -224,13 +210,13 @@ def _family(row: Published) -> str:
         return row.model
 
 
-def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage | None:
-    """The coverage over pairs of (interval, whether the measurement is inside it); None if there are no pairs."""
-    known = [(ends, inside) for ends, inside in intervals if ends is not None and inside is not None]
+def coverage(intervals: Sequence[tuple[Triple | None, float | None]]) -> Coverage | None:
+    """The coverage over pairs of (interval, measurement); None if none has both."""
+    known = [(*ends, measured) for ends, measured in intervals if ends is not None and measured is not None]
     if not known:
         return None
-    width = statistics.median(high / low if low > 0 else math.inf for (_, low, high), _ in known)
-    return Coverage(sum(inside for _, inside in known), len(known), width)
+    width = statistics.median(high / low if low > 0 else math.inf for _, low, high, _ in known)
+    return Coverage(sum(low <= measured <= high for _, low, high, measured in known), len(known), width)
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
@@ -305,9 +291,9 @@ def summaries(compared: Sequence[Compared]) -> list[str]:
     else:
         lines.append("no set has a baseline: none has comparable sets")
     intervals = {
-        "throughput": coverage([(c.rate, c.rate_inside) for c in compared]),
-        "epochs": coverage([(c.epochs and c.epochs.ends, c.epochs_inside) for c in compared]),
-        "time to train": coverage([(c.total_s, c.total_inside) for c in compared]),
+        "throughput": coverage([(c.rate, c.row.samples_per_s) for c in compared]),
+        "epochs": coverage([(c.epochs and c.epochs.ends, c.row.epochs[0]) for c in compared]),
+        "time to train": coverage([(c.total_s, c.row.total_s) for c in compared]),
     }
     for name, counted in intervals.items():
         if counted:

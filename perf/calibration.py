@@ -96,9 +96,8 @@ class Calibration:
         run uses the software from which the efficiency was derived."""
         if efficiency.factor:
             return efficiency.factor
-        if not efficiency.sets or (
-            known and efficiency.exact
-        ):  # measured on the machine itself, or published for it
+        # Measured on the machine itself, or published for it.
+        if not efficiency.sets or (known and efficiency.exact):
             return self.factor
         return self.of_a_round if efficiency.group[0] == family else self.of_an_accelerator
 
@@ -109,8 +108,7 @@ class Calibration:
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no known efficiency for layers of type {kind!r}")
-        own = [g for f, g in groups if f == family]
-        if own:
+        if own := [g for f, g in groups if f == family]:
             wanted = _year(generation) if generation else 9999
             same = [
                 g for g in own if generation and g.rpartition(" ")[0] == generation.rpartition(" ")[0]
@@ -233,8 +231,7 @@ def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
     rows without others are omitted."""
     ratios = []
     for row in rows:
-        others = [other for other in rows if other is not row and other.group == row.group]
-        if others:
+        if others := [other for other in rows if other is not row and other.group == row.group]:
             efficiency = _efficiencies(others, launch)[row.group][0]
             ratios.append(row.step / step_seconds(row.bound, efficiency, row.layers, launch, row.reduce))
     return ratios

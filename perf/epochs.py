@@ -111,8 +111,7 @@ def epochs_to_target(
     points = convergence_points(benchmark)
     if not points or not (preset.startswith("closed") or preset == "open"):
         raise UserError(
-            f"{benchmark}, preset {preset}: no convergence data are published; use a closed "
-            "preset"
+            f"{benchmark}, preset {preset}: no convergence data are published; use a closed preset"
         )  # fmt: skip
     middle = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
     scatter = spread(benchmark) if sets is None else _spread(benchmark, sets)

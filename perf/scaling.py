@@ -118,8 +118,7 @@ def predict(
         return None
     # T_epoch depends on the batch size per unit, so sets with the same batch size per unit predict it best.
     share = batch / units
-    same_share = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
-    if same_share:
+    if same_share := [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]:
         epoch_s = carried([Point(m.units, m.epoch_s, m.name) for m in same_share], units, "units", *_IDEAL)
     else:
         epoch_s = _other_share(system, units, share)

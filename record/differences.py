@@ -20,18 +20,8 @@ from mlhpc.record.run_directory import RunDirectory, read
 
 Kind = Literal["settings", "environment", "data", "machine"]
 
-_KINDS: dict[str, Kind] = {
-    "hostname": "machine",
-    "cpu": "machine",
-    "cores": "machine",
-    "memory_gib": "machine",
-    "accelerators": "machine",
-    "os": "machine",
-    "binding": "machine",
-    "nodes": "machine",
-    "data": "data",
-}
-"""The kind of a difference by its key in env.json; all other keys belong to the environment."""
+_MACHINE = frozenset({"hostname", "cpu", "cores", "memory_gib", "accelerators", "os", "binding", "nodes"})
+"""The keys of env.json that describe a machine; all others, except ``data``, belong to the environment."""
 _OF_EACH_RUN = frozenset({"date", "command"})
 _OF_EACH_LAUNCH = re.compile(r"(^|_)(RANK|PORT|ADDR|HOSTNAME)$")
 """Matches variables that differ between any two launches: ranks, ports, addresses."""
@@ -149,10 +139,11 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
             yield ("data" if key.startswith("data.") else "settings", key), value
     yield ("machine", "bindings"), binding_text(run.env.bindings) or None
     for name, value in run.env.model_dump(exclude_unset=True).items():
+        kind: Kind = "machine" if name in _MACHINE else "data" if name == "data" else "environment"
         if name not in _OF_EACH_RUN and name != "bindings":
             for key, leaf in dotted({name: value}):
                 if not (name == "variables" and _OF_EACH_LAUNCH.search(key.rpartition(".")[2])):
-                    yield (_KINDS.get(name, "environment"), key), leaf
+                    yield (kind, key), leaf
     if result := run.result:
         yield ("environment", "launcher"), result.launcher
         yield ("machine", "ranks"), result.ranks

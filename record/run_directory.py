@@ -47,8 +47,7 @@ class RunDirectory:
     def benchmark(self) -> str:
         """The benchmark, from the result, the configuration or the log; ``run`` if none of these states the
         benchmark."""
-        source = self.result or self.config
-        if source:
+        if source := self.result or self.config:
             return source.benchmark
         return str((self.log and self.log.value("submission_benchmark")) or "run")
 

@@ -157,22 +157,11 @@ def _folder_of_results(
         return ResultSet(
             folder, org, None, None, benchmark, metric, (*results,), (*pruned,), problems=(*problems,)
         )
-    system_folder = position.tree / "results" / position.system
-    bypassed = [above for above in (folder, system_folder) if (above / BYPASS).is_file()]
     unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS, SCALING)]
     if unknown:
         problems.append(_unknown_files(folder, unknown))
-    problems += [
-        Finding(
-            "set/bypass",
-            "warning",
-            f"{above / BYPASS}",
-            "all official checks",
-            "a file that makes package_checker skip checks",
-            "remove it unless the reviewers agreed to it",
-        )
-        for above in bypassed
-    ]
+    above = (folder, position.tree / "results" / position.system)
+    problems += [_bypassed(each / BYPASS) for each in above if (each / BYPASS).is_file()]
     description, problem = _system(position.tree / "systems" / f"{position.system}.json")
     return ResultSet(
         folder,
@@ -185,6 +174,12 @@ def _folder_of_results(
         tuple(pruned),
         problems=(*problems, *([problem] if problem else [])),
     )
+
+
+def _bypassed(path: Path) -> Finding:
+    remedy = "remove it unless the reviewers agreed to it"
+    actual = "a file that makes package_checker skip checks"
+    return Finding("set/bypass", "warning", str(path), "all official checks", actual, remedy)
 
 
 def _unknown_files(folder: Path, names: list[str]) -> Finding:

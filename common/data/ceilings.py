@@ -43,7 +43,7 @@ def measure(files: Sequence[Path], threads: int) -> Ceilings:
             total += path.stat().st_size
     # More threads than cores copy no faster, and their arrays may exceed the memory of the node.
     copiers = min(threads, len(os.sched_getaffinity(0)))
-    cold, warm = [], []
+    cold = []
     with ThreadPoolExecutor(threads) as pool:
         source = [np.ones(_COPIED, np.uint8) for _ in range(copiers)]
         target = [np.ones(_COPIED, np.uint8) for _ in range(copiers)]
@@ -52,8 +52,7 @@ def measure(files: Sequence[Path], threads: int) -> Ceilings:
             evict(taken)
             cold.append(_read(pool, threads, taken))
         cpu = time.process_time()
-        for _ in range(_ROUNDS):
-            warm.append(_read(pool, threads, taken))
+        warm = [_read(pool, threads, taken) for _ in range(_ROUNDS)]
         cpu = (time.process_time() - cpu) / _ROUNDS
     size = max(total, 1)
     return Ceilings(threads, copiers * _COPIED / min(copies), size / min(cold), size / min(warm), cpu / size)

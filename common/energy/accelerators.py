@@ -29,8 +29,7 @@ _Found = tuple[dict[str, Read], tuple[str, ...], list[Read], Callable[[], Usage]
 def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
     """The counters of this node's accelerators. ``vendor``: their vendor (default: detected by the vendors'
     tools)."""
-    if vendor is None:
-        vendor = vendor_here()
+    vendor = vendor or vendor_here()
     if vendor == "nvidia":
         return _library("NVML", "pynvml", install("nvidia"), _nvidia)
     if vendor == "amd":

@@ -33,9 +33,8 @@ def locate(fd: int, path: Path) -> Extent:
         shape, fortran, dtype = read(start)
         if any(n < 0 for n in shape):
             raise ValueError(f"shape {shape}")
-    except (
-        Exception
-    ) as error:  # NumPy parses a header as Python source: a damaged one raises almost any exception
+    except Exception as error:
+        # NumPy parses a header as Python source: a damaged one raises almost any exception.
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):

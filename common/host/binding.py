@@ -87,9 +87,7 @@ def cores_of_ranks(
     allowed = frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
     if bind == "none":
         return ()
-    if bind == "cores":
-        return _shares(ranks, allowed, root)
-    return _lists(bind, ranks, allowed)
+    return _shares(ranks, allowed, root) if bind == "cores" else _lists(bind, ranks, allowed)
 
 
 def asked(option: str | None) -> str:
@@ -115,16 +113,14 @@ def bind_this_rank(option: str | None) -> None:
         if option:
             raise UserError(
                 f"--bind cores: {rank.launcher} binds ranks itself (srun --cpu-bind, mpirun --bind-to, "
-                f"torchrun "
-                "--numa-binding); pass the cores of each local rank, or omit --bind"
+                "torchrun --numa-binding); pass the cores of each local rank, or omit --bind"
             )
         return
     try:
         cores = cores_of_ranks(bind, rank.local_size)
     except UserError as error:
-        raise (
-            AlreadyReported(str(error)) if rank.local_rank else error
-        ) from None  # the same on every rank of a node
+        # The same on every rank of a node.
+        raise (AlreadyReported(str(error)) if rank.local_rank else error) from None
     if cores:
         os.sched_setaffinity(0, cores[rank.local_rank])
         os.environ[BOUND] = "1"
@@ -166,9 +162,8 @@ def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
         ]
         return tuple(map(_union, groups))
     dealt = [rank * len(nodes) // ranks for rank in range(ranks)]
-    if any(
-        dealt.count(node) > len(cores) for node, cores in enumerate(nodes)
-    ):  # nodes of very different sizes
+    # Nodes may be of very different sizes.
+    if any(dealt.count(node) > len(cores) for node, cores in enumerate(nodes)):
         nodes, dealt = [allowed], [0] * ranks
     return beside(dealt, dict(enumerate(nodes)), root)
 

@@ -175,9 +175,8 @@ def packages() -> dict[str, str]:
     NCCL."""
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = re.sub(
-            r"[-_.]+", "-", distribution.metadata["Name"] or ""
-        ).lower()  # names compared as in PEP 503
+        # Names are compared as in PEP 503.
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name in PACKAGES or name.startswith("nvidia-"):
             versions.setdefault(name, distribution.version)  # the first on the path is the one imported
     order = {name: number for number, name in enumerate(PACKAGES)}

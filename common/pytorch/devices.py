@@ -337,10 +337,8 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
     used as a decorator."""
     try:
         yield
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch.OutOfMemoryError, and exceptions of the vendors' libraries
+    except (RuntimeError, MemoryError) as error:
+        # torch.OutOfMemoryError, and exceptions of the vendors' libraries.
         message = str(error)
         on_host = isinstance(error, MemoryError) or "DefaultCPUAllocator" in message
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(

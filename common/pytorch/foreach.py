@@ -32,8 +32,7 @@ class GroupOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
+            if weights := [weight for weight in group["params"] if weight.grad is not None]:
                 self.step_group(group, weights, [weight.grad for weight in weights])
         return loss
 

@@ -77,9 +77,4 @@ def slab_batches(
         others = [(reader, arrays) for reader, arrays in slabs.items() if reader != rank]
         receives = [(reader, x.view(torch.uint8)) for reader, arrays in others for x in arrays]
         group.exchange(sends, receives, traffic)
-        yield from map(_pair, slabs.values())
-
-
-def _pair(arrays: Sequence[Tensor]) -> TensorPair:
-    x, y = arrays
-    return x, y
+        yield from ((x, y) for x, y in slabs.values())

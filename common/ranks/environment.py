@@ -186,8 +186,7 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     not used because it is the host on which srun was called, which may be a login node.
     """
     step = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
-    missing = [name for name in step if name not in env]
-    if missing:
+    if missing := [name for name in step if name not in env]:
         # A batch script has none of these variables, and is task 0.
         if len(missing) < len(step) or env.get("SLURM_PROCID", "0") != "0":
             seen = "SLURM_PROCID" if len(missing) == len(step) else next(iter({*step} - {*missing}))

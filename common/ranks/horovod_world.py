@@ -180,9 +180,8 @@ def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
         def server_bind(self) -> None:
-            socketserver.TCPServer.server_bind(
-                self
-            )  # not HTTPServer's server_bind, which takes seconds to resolve the name of the address
+            # Not HTTPServer's server_bind, which takes seconds to resolve the name of the address.
+            socketserver.TCPServer.server_bind(self)
             self.server_name, self.server_port = self.server_address[:2]
 
     server = Server((address, 0), RendezvousHandler, 0)

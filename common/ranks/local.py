@@ -31,10 +31,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SI_KERNEL = 0x80  # asm-generic/siginfo.h: sent by the kernel, such as Ctrl-C on a terminal
 
 
-def no_hint() -> str:
-    return ""
-
-
 def program(words: Sequence[str], module: str = "mlhpc") -> list[str]:
     """The command line that runs this suite with the arguments ``words`` in another process on this machine. The
     current folder is kept off Python's module path (``-P``), since a clone named ``mlhpc`` in that folder would be
@@ -69,7 +65,7 @@ def output_of(
 def run_local(
     ranks: int,
     argv: Sequence[str],
-    memory: Callable[[], str] = no_hint,
+    memory: Callable[[], str] = lambda: "",
     cores: Sequence[AbstractSet[int]] = (),
 ) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.

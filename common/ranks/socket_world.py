@@ -150,10 +150,8 @@ class Mpi(Tree):
 
     def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
         """As in ``Tree``, in MPI's order."""
-        own, operation = (
-            np.array(values, dtype=np.float64),
-            self.mpi.SUM if combine is np.add else self.mpi.MAX,
-        )
+        own = np.array(values, dtype=np.float64)
+        operation = self.mpi.SUM if combine is np.add else self.mpi.MAX
         _finish(self.mpi.COMM_WORLD.Iallreduce(self.mpi.IN_PLACE, own, operation))
         return own
 
@@ -315,9 +313,8 @@ def interface_of(address: str) -> str:
         if name := next((line.split()[-1] for line in lines if line.startswith(digits)), None):
             return name
     if address.startswith("127."):
-        address = (
-            "127.0.0.1"  # a host may resolve its name to another loopback address, such as Debian's 127.0.1.1
-        )
+        # A host may resolve its name to another loopback address, such as Debian's 127.0.1.1.
+        address = "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:

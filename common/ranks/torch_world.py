@@ -46,8 +46,7 @@ class TorchWorld(SocketWorld):
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         # If a device failed, NCCL's watchdog would abort its process before the error is reported.
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
-        devices = torch.accelerator.device_count()
-        if devices:
+        if devices := torch.accelerator.device_count():
             # If the launcher makes only one device visible to each rank, that device has number 0.
             torch.accelerator.set_device_index(info.local_rank % devices)
         backend = backend_for(_accelerator_type())

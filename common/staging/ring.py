@@ -141,9 +141,8 @@ class Exchange:
             # bytes resets it, so that sending fails.
             for connection in (self._ring.predecessor, self._ring.successor):
                 connection.close()
-            raise min(
-                self._failures, key=lambda error: isinstance(error, LinkBroken)
-            )  # a cause, rather than its symptom
+            # A cause, rather than its symptom.
+            raise min(self._failures, key=lambda error: isinstance(error, LinkBroken))
         return copied
 
     def _or_abort(self, work: Callable[[], None]) -> None:

@@ -200,8 +200,7 @@ class Feed:
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps
-        close = getattr(self._batches, "close", None)
-        if close:
+        if close := getattr(self._batches, "close", None):
             close()
         alone = self._epoch(1)
         next(alone)  # so that starting the readers is not measured

@@ -388,9 +388,8 @@ class RunLog:
         if self._heartbeat:
             self._heartbeat.said()
         if self.world.rank == 0 and not os.environ.get(QUIET):
-            sys.stderr.write(
-                line + "\n"
-            )  # a single write: print makes two, and lines of other ranks may interleave
+            # A single write: print makes two, and lines of other ranks may interleave.
+            sys.stderr.write(line + "\n")
 
     def finish(
         self,

@@ -133,8 +133,7 @@ def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
     for plane in gpus or [plane for plane in space.planes if plane.name == "/host:CPU"]:
         for line in plane.lines:
             for event, own in _own_times(line.events, plane):
-                operation = _operation(event, plane)
-                if operation:
+                if operation := _operation(event, plane):
                     key = _place(operation, layers)
                     seconds[key] += own / 1e12
                     calls[key] += 1

@@ -113,14 +113,12 @@ def _coded(lines: Floats, log2: int, code: int, linear_unit: Any, numbers: Any) 
 def _logarithmic(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """The logarithmic byte nearest to each ``difference``, which is in units; of the same shape."""
     magnitude = np.minimum(np.abs(difference), _LARGEST[0])
-    mantissa, exponent = np.frexp(
-        np.maximum(magnitude, 16)
-    )  # magnitude = mantissa · 2^exponent, 0.5 ≤ mantissa < 1
+    # magnitude = mantissa · 2^exponent, 0.5 ≤ mantissa < 1
+    mantissa, exponent = np.frexp(np.maximum(magnitude, 16))
     steps = np.rint(mantissa * 32).astype(np.int64)  # 16 to 32, in sixteenths of the binade
     code = (exponent - 5) * 16 + steps - 16  # 32 carries over into the next exponent
-    code = np.where(
-        magnitude < 8, 0, np.maximum(code, difference > 0)
-    )  # byte 0 means no difference, so +16 becomes +17
+    # Byte 0 means no difference, so +16 becomes +17.
+    code = np.where(magnitude < 8, 0, np.maximum(code, difference > 0))
     return np.where((difference < 0) & (magnitude >= 8), code + 128, code).astype(np.uint8)
 
 

@@ -130,9 +130,8 @@ def update(
     torch._foreach_addcmul_(squares, gradients, gradients, square)
     roots = torch._foreach_sqrt(squares)
     torch._foreach_mul_(roots, of_root)
-    torch._foreach_add_(
-        roots, to_root, alpha=1
-    )  # without alpha the factor is converted to a number, which waits for a GPU
+    # Without alpha the factor is converted to a number, which waits for a GPU.
+    torch._foreach_add_(roots, to_root, alpha=1)
     torch._foreach_copy_(gradients, means)
     torch._foreach_div_(gradients, roots)
     if weight_decay:

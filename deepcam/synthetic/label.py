@@ -108,8 +108,7 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
             warmth - side.mean() < MIN_WARMER_THAN_SIDES for side in sides
         ):
             continue
-        radius = _gales(grid, row, column, u, v, 1.5 * reach)
-        if radius:
+        if radius := _gales(grid, row, column, u, v, 1.5 * reach):
             centres.append((row, column, radius))
     return centres
 

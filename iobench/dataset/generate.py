@@ -56,10 +56,8 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     def is_whole(path: Path, name: str) -> bool:
         return FORMATS[dataset.format].is_whole(path, layout.sizes(*files[name]), dataset)
 
-    def present_files() -> set[str]:
-        return {name for split in SPLITS for name in layout.place.present(layout.folder(split))}
-
-    present = on_rank0(world, present_files)
+    folders = map(layout.folder, SPLITS)
+    present = on_rank0(world, lambda: set[str]().union(*map(layout.place.present, folders)))
     lacking = on_rank0(world, lambda: layout.place.missing(list(files), is_whole))
     own_files = lacking[world.rank :: world.size]
     on_rank0(world, lambda: layout.place.require_space(_stored_bytes(dataset, len(lacking))))

@@ -120,9 +120,8 @@ class Checkpoints:
     def _remove(self, number: int) -> None:
         for path in self._paths(number):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(
-            OSError
-        ):  # not empty: it contains files of other ranks; the last rank removes it
+        # Not empty: it contains files of other ranks; the last rank removes it.
+        with contextlib.suppress(OSError):
             (self._folder / f"checkpoint-{number}").rmdir()
 
     def _paths(self, number: int) -> list[Path]:

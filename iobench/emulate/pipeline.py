@@ -255,8 +255,7 @@ class Pipeline:
             self._fail(error)
 
     def _preprocess(self, number: int) -> None:
-        seconds = self._reader.preprocess.draw(self._random[number]) + self._worker_s
-        if seconds:
+        if seconds := self._reader.preprocess.draw(self._random[number]) + self._worker_s:
             self.times[number].preprocess_s += occupy(seconds)
 
     def _put(self, sample: Any) -> None:

@@ -99,15 +99,11 @@ class CountedFile:
 
     def read_into(self, offset: int, out: Bytes) -> None:
         """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
-        if offset < 0 or offset + len(out) > self.size:
-            raise UserError(
-                f"{self.path} is damaged: {self.size} bytes instead of {offset + len(out)}; regenerate it"
-            )
+        self._require_inside(offset, len(out))
         if not self._streaming:
             return self._fetch(offset, out)
         done = self._from_window(offset, out)
-        whole = (len(out) - done) // self._transfer * self._transfer
-        if whole:
+        if whole := (len(out) - done) // self._transfer * self._transfer:
             self._fetch(offset + done, out[done : done + whole])
             done += whole
         if done < len(out):
@@ -122,6 +118,12 @@ class CountedFile:
                 self._window = np.empty(min(self._transfer, self.size - at), np.uint8)
                 self._fetch(at, self._window)
             self._from_window(at, out[done:])
+
+    def _require_inside(self, offset: int, length: int) -> None:
+        if offset < 0 or offset + length > self.size:
+            raise UserError(
+                f"{self.path} is damaged: {self.size} bytes instead of {offset + length}; regenerate it"
+            )
 
     def read_some(self, offset: int, out: Bytes) -> int:
         """Request ``len(out)`` bytes in one read, as an application would, and return how many were read. Without
@@ -228,10 +230,7 @@ class MemoryFile(CountedFile):
 
     def read(self, offset: int, length: int) -> Bytes:
         """``length`` bytes from ``offset``, uint8 [length], as a view of the memory."""
-        if offset < 0 or offset + length > self.size:
-            raise UserError(
-                f"{self.path} is damaged: {self.size} bytes instead of {offset + length}; regenerate it"
-            )
+        self._require_inside(offset, length)
         return self._data[offset : offset + length]  # no copy
 
     def read_some(self, offset: int, out: Bytes) -> int:

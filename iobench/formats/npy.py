@@ -15,7 +15,7 @@ import numpy as np
 from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats import formats
+from mlhpc.iobench.formats import binary, formats
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_columns
 
 _format: Any = np.lib.format
@@ -37,8 +37,7 @@ def header(sizes: Sizes, dataset: Dataset) -> bytes:
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
     """Write the samples as one array."""
     write_all(fd, memoryview(header(sizes, dataset)))
-    for number, size in enumerate(sizes.tolist()):
-        write_all(fd, make_sample(number, size).data)
+    binary.write(fd, sizes, make_sample, dataset)
 
 
 def parse(data: Bytes) -> Bytes:

@@ -6,28 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import mlperf_storage
 from mlhpc.iobench.definition.schema import Workload
-from mlhpc.iobench.report.record import problem
+from mlhpc.iobench.report.record import Result
+from mlhpc.record.fields import first_problem
 
 
 def read_result(run: Path) -> dict[str, Any]:
     """The ``result.json`` of a run. Raises UserError if it is missing or does not come from an emulation."""
     path = run / "result.json"
+    remedy = "pass the --out folder of mlhpc io run"
     try:
         result = read_object(path, os.O_NOFOLLOW)
+        workload = Result.model_validate(result).workload
     except FileNotFoundError:
-        raise UserError(f"{run} has no result.json; pass the --out folder of mlhpc io run") from None
+        raise UserError(f"{run} has no result.json; {remedy}") from None
+    except ValidationError as error:
+        raise UserError(f"{path}: not a result of this version ({first_problem(error)}); {remedy}") from None
     except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path}: not a valid result; pass the --out folder of mlhpc io run") from None
-    if wrong := problem(result):
-        raise UserError(
-            f"{path}: not a result of this version ({wrong}); pass the --out folder of mlhpc io run"
-        )
+        raise UserError(f"{path}: not a valid result; {remedy}") from None
     # Missing keys have their defaults, as in a workload file.
-    return result | {"workload": Workload(**result["workload"]).model_dump(mode="json", exclude_none=True)}
+    return result | {"workload": workload.model_dump(mode="json", exclude_none=True)}
 
 
 def _compared(result: dict[str, Any]) -> dict[str, Any]:

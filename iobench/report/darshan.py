@@ -80,9 +80,8 @@ class Log:
             reads.spans += [tuple(row) for row in rows[:, 2:].tolist()]
             reads.files.add(file.path)
             empty = file.reads - len(rows) if file.traced is not None else 0
-            reads.follow_ups += max(
-                0, len(rows) - file.opens, file.sequential - empty
-            )  # some ranks open it but do not read
+            # Some ranks open it but do not read.
+            reads.follow_ups += max(0, len(rows) - file.opens, file.sequential - empty)
             reads.sequential += max(0, file.sequential - empty)
             reads.consecutive += max(0, file.consecutive - empty)
         return reads

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.files.untrusted import read_object
+from mlhpc.common.timing.profile import covered
 from mlhpc.errors import UserError
-from mlhpc.iobench.formats.counting import union
 from mlhpc.iobench.report.similarity import FACTORS
 
 NAME = "observation.json"
@@ -59,7 +57,7 @@ class Reads:
         if not self.spans:
             return 0.0
         whole = max(end for _, end in self.spans) - min(start for start, _ in self.spans)
-        return 100 * union_s(self.spans) / whole if whole > 0 else 100.0
+        return 100 * covered(self.spans) / whole if whole > 0 else 100.0
 
     def factors(self) -> dict[str, float]:
         """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time is the time in seconds in which at least
@@ -69,7 +67,7 @@ class Reads:
         ]
         follow_ups = max(1, self.follow_ups)
         values = (
-            union_s(self.spans),
+            covered(self.spans),
             float(len(self.files)),
             self.sequential / follow_ups,
             self.consecutive / follow_ups,
@@ -181,8 +179,3 @@ def _note(
         file.end = offset + result
         if not call.startswith("pread"):
             file.at = file.end
-
-
-def union_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that are covered by at least one of the spans."""
-    return float(np.diff(union(np.array(spans).reshape(-1, 2))).sum())

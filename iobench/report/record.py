@@ -4,10 +4,9 @@ by it before they are judged, drawn or simulated.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mlhpc.iobench.definition.schema import Workload
-from mlhpc.record.fields import first_problem
 
 LARGEST = 10**30
 """Upper limit of counts, sizes in bytes and times in seconds."""
@@ -173,12 +172,3 @@ class Result(Part):
         if self.binding and self.au_null_percent is None:
             raise ValueError("has a binding without au_null_percent")
         return self
-
-
-def problem(content: Any) -> str | None:
-    """The reason why ``content`` is not a valid result, with its key; None if it is valid."""
-    try:
-        Result.model_validate(content)
-    except ValidationError as error:
-        return first_problem(error)
-    return None

@@ -25,7 +25,7 @@ from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import MISSED
 from mlhpc.history.reading import remember
 from mlhpc.record.series import RunState
-from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
+from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, run_words, start_run
 
 ABORTS_IN_A_ROW = 2
 """Consecutive aborted runs after which the campaign stops."""
@@ -145,29 +145,16 @@ def _no_score_possible(campaign: Campaign) -> str:
 def _start(
     campaign: Campaign, name: str, slot: int, seed: int, lock_fds: list[int]
 ) -> subprocess.Popen[bytes]:
-    arguments = [
-        *(campaign.run.benchmark, *campaign.arguments, "--data", str(campaign.data)),
-        *("--out", str(campaign.out / name), "--seed", str(seed), "--evict"),
-        *(["--stage", str(campaign.stage)] if campaign.stage else []),
-    ]
-    output = campaign.out / f"{name}.out" if campaign.instances > 1 else None
-    unbound = bind_environment(campaign, os.environ)
-    if in_slurm(os.environ):
-        options = srun_options(campaign, slot, os.environ)
-        return start_run(
-            arguments,
-            ranks=campaign.ranks,
-            srun_options=options,
-            output=output,
-            env=unbound,
-            lock_fds=lock_fds,
-        )
+    words = run_words(campaign.data, campaign.out / name, seed, campaign.stage)
+    slurm = in_slurm(os.environ)
+    devices = {} if slurm else gpu_environment(campaign, slot)
     return start_run(
-        arguments,
+        [campaign.run.benchmark, *campaign.arguments, *words],
         ranks=campaign.ranks,
-        output=output,
-        env=gpu_environment(campaign, slot) | unbound,
-        cores=cores_of(campaign, slot),
+        srun_options=srun_options(campaign, slot, os.environ) if slurm else (),
+        output=campaign.out / f"{name}.out" if campaign.instances > 1 else None,
+        env=devices | bind_environment(campaign, os.environ),
+        cores=None if slurm else cores_of(campaign, slot),
         lock_fds=lock_fds,
     )
 

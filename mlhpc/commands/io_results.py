@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, byte_size
+from mlhpc.commands.parser import Commands, Parser, add_command, byte_size
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text, count
 
@@ -15,25 +15,13 @@ def add(actions: Commands) -> None:
     sizes.add_argument(
         "workload", metavar="WORKLOAD", nargs="?", help="default: all workloads of MLPerf Storage"
     )
-    sizes.add_argument(
-        "--memory",
-        type=byte_size,
-        required=True,
-        metavar="SIZE",
-        help="memory per client, such as 512G or 512GiB",
-    )
+    _add_memory(sizes)
     sizes.add_count("--accelerators", "accelerators of all clients together", required=True)
     sizes.add_count("--clients", "nodes (default: 1)", default=1)
     sizes.add_flag("--json", "print JSON")
     check = add_command(actions, "check", _check, "check runs against the rules of MLPerf Storage")
     check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folders of io runs")
-    check.add_argument(
-        "--memory",
-        type=byte_size,
-        required=True,
-        metavar="SIZE",
-        help="memory per client, such as 512G or 512GiB",
-    )
+    _add_memory(check)
     report = add_command(actions, "report", _report, "write the page of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="output folder of an io run")
     report.add_out_file(".html", "the page (default: RUN/report.html)")
@@ -54,6 +42,11 @@ def add(actions: Commands) -> None:
     made.add_out_file(".toml", "the workload, a new file", required=True)
     listing = add_command(actions, "list", _list, "list the workloads of the suite")
     listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print its settings")
+
+
+def _add_memory(parser: Parser) -> None:
+    about = "memory per client, such as 512G or 512GiB"
+    parser.add_argument("--memory", type=byte_size, required=True, metavar="SIZE", help=about)
 
 
 def _size(options: argparse.Namespace) -> int:

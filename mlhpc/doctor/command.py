@@ -125,9 +125,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
 def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckResult]:
     """Start the framework on all ranks and check that it reports as many ranks as the launcher; with PyTorch, also
     check the network. If a rank is lost meanwhile, this process reports the lost rank and exits."""
-    os.environ.setdefault(
-        "TF_CPP_MIN_LOG_LEVEL", "2"
-    )  # TensorFlow's messages about its build would hide the results
+    # TensorFlow's messages about its build would hide the results.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start = time.monotonic()
     network = []
     try:

@@ -242,11 +242,9 @@ def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
         if all(values) and values[0] != values[1]:
             shown = (few([each[:24] for each in sorted(value)], 2) for value in values)
             marks.append(f"{key}: {' against '.join(shown)}")
-    unstated = sum(not row["versions"] for row, _ in (*new, *baseline))
-    if unstated:
+    if unstated := sum(not row["versions"] for row, _ in (*new, *baseline)):
         marks.append(f"{count(unstated, 'record')} without versions may not be comparable")
     of_targets = [runs for row, runs in new if row["kind"] in ("run", "campaign")]
-    missed = sum(not run.get("reached") for runs in of_targets for run in runs)
-    if missed:
+    if missed := sum(not run.get("reached") for runs in of_targets for run in runs):
         marks.append(f"{count(missed, 'new run')} missed the target, so only their epoch times count")
     return marks

@@ -58,10 +58,10 @@ def report_content(
     }
 
 
-def run_content(run: RunDirectory, ruleset: str | None = None) -> dict[str, Any]:
+def run_content(run: RunDirectory) -> dict[str, Any]:
     """The report on one run: its times, their breakdown, and the verdict of the rule check."""
     alive = running(run)
-    findings = [] if alive else check_run(run, ruleset)
+    findings = [] if alive else check_run(run)
     reasons = no_score(run, findings)
     result = run.result
     return {
@@ -80,9 +80,7 @@ def run_content(run: RunDirectory, ruleset: str | None = None) -> dict[str, Any]
         "parts": [{"part": p.key, "seconds": p.seconds, "share": p.share} for p in parts(run)],
         "samples_per_s": result.samples_per_s if result else None,
         "bytes_per_s": data_rate(run),
-        "energy_j": {k: energy.whole_joules for k, energy in in_order(result.energy).items()}
-        if result
-        else {},
+        "energy_j": {k: e.whole_joules for k, e in in_order(result.energy if result else None).items()},
         "progress": asdict(Follower(run.path).look()) if alive and run.log else None,
         "problems": [f"{name} {problem}" for name, problem in run.problems] if not alive else [],
         "passes": passes(findings) and not alive,
@@ -92,18 +90,15 @@ def run_content(run: RunDirectory, ruleset: str | None = None) -> dict[str, Any]
     }
 
 
+_SAME_KEYS = ("org", "system", "benchmark", "preset", "division", "metric", "machine", "software")
+"""The attributes of an entry that are keys of the same name."""
+
+
 def _entry(entry: Entry) -> dict[str, Any]:
     return {
         "letter": entry.letter,
         "path": str(entry.path),
-        "org": entry.org,
-        "system": entry.system,
-        "benchmark": entry.benchmark,
-        "preset": entry.preset,
-        "division": entry.division,
-        "metric": entry.metric,
-        "machine": entry.machine,
-        "software": entry.software,
+        **{key: getattr(entry, key) for key in _SAME_KEYS},
         "units": entry.scale,
         "unit": entry.unit,
         "global_batch_size": entry.batch,

@@ -18,7 +18,7 @@ def content() -> dict[str, Any]:
     return {
         "benchmarks": [_benchmark(benchmark) for benchmark in registry.benchmarks().values()],
         "extras": extras(),
-        "sites": _sites(),
+        "sites": sorted(path.stem for path in (shipped("run_scripts") / "sites").glob("*.sh")),
         "machines": list(known()),
     }
 
@@ -46,11 +46,6 @@ def _version(package: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
-
-
-def _sites() -> list[str]:
-    """The names of the site files in the suite."""
-    return sorted(path.stem for path in (shipped("run_scripts") / "sites").glob("*.sh"))
 
 
 def print_list(console: Console) -> None:

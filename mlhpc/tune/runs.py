@@ -16,7 +16,7 @@ from mlhpc.common.ranks.local import end, set_words
 from mlhpc.common.staging.stage import remove
 from mlhpc.record.events import events_of_rank_0
 from mlhpc.record.result import Result
-from mlhpc.run_processes import GRACE_S, in_slurm, start_run
+from mlhpc.run_processes import GRACE_S, in_slurm, run_words, start_run
 from mlhpc.study_plan import srun_options
 from mlhpc.submission.report.study import last_words
 from mlhpc.tune.model import Outcome
@@ -65,8 +65,7 @@ class Runs:
         """Train ``config``, and return whether the run was stopped at its limit."""
         words = [self.space.benchmark, "--preset", self.space.preset]
         words += set_words([*self.space.settings, *self.space.settings_of(config)])
-        words += ["--data", str(self.data), "--out", str(folder), "--seed", str(seed), "--evict"]
-        words += ["--stage", str(self.stage)] if self.stage else []
+        words += run_words(self.data, folder, seed, self.stage)
         output = folder.with_suffix(".out")
         output.unlink(missing_ok=True)
         options = srun_options(config.ranks, os.environ) if in_slurm(os.environ) else []

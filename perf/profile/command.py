@@ -64,7 +64,10 @@ def profile(options: argparse.Namespace) -> int:
                 lambda run, request: measure(run, request, world),
             )
             return 0
-        sizes = options.batches or [options.batch or _local_batch(run, world)]
+        parts = world.size * run.backward_passes
+        sizes = options.batches or [
+            options.batch or divide_batch(run.hyperparameters.global_batch_size, parts)
+        ]
         trace = options.trace if world.rank == 0 else None
         wanted = partial(
             Request, steps=options.steps, trace=trace, data=options.data, passes=run.backward_passes
@@ -120,10 +123,6 @@ def _requested(options: argparse.Namespace) -> Run:
         key = "cuda_graphs" if run.graphs == "on" else "compile"
         raise UserError(f"profiles are of eager steps, without training.{key}; omit the setting")
     return run
-
-
-def _local_batch(run: Run, world: World) -> int:
-    return divide_batch(run.hyperparameters.global_batch_size, world.size * run.backward_passes)
 
 
 def _profiler(run: Run, name: str) -> Measure:

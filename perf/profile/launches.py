@@ -89,10 +89,9 @@ def settings_of(benchmark: str) -> list[str]:
 def launches(options: argparse.Namespace, run: Run, machine: Machine, measure: Measure) -> None:
     """Prints the launches of a step of ``run`` on ``machine`` at the local batch sizes requested by ``options``,
     or else at those of published results."""
-    asked = options.batches or [options.batch]
-    floors = [
-        _floor(run, machine, batch, measure) for batch in (asked if asked[0] else _published_batches(run))
-    ]
+    asked = options.batches or ([options.batch] if options.batch else [])
+    published_sizes = sorted({round(row.local_batch_size) for row in _last_round(run)}) or [WITHOUT_RESULTS]
+    floors = [_floor(run, machine, batch, measure) for batch in asked or published_sizes]
     if options.json:
         print(json.dumps(_record(run, machine, floors), indent=1))
     else:
@@ -111,10 +110,6 @@ def _last_round(run: Run) -> list[Published]:
     rows = [row for row in published() if row.benchmark == run.benchmark and row.use == "seen"]
     own = run.network, run.data.sample_shape
     return [row for row in rows if (row.run.network, row.run.data.sample_shape) == own]
-
-
-def _published_batches(run: Run) -> list[int]:
-    return sorted({round(row.local_batch_size) for row in _last_round(run)}) or [WITHOUT_RESULTS]
 
 
 def _floor(run: Run, machine: Machine, batch: int, measure: Measure) -> Floor:

@@ -82,9 +82,8 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
     missed = {run.path for run in score.runs if not run.converged and run.readable}
-    one_may_miss = (
-        isinstance(score, Strong) and score.minutes is not None
-    )  # true if at most one run missed the target
+    # True if at most one run missed the target.
+    one_may_miss = isinstance(score, Strong) and score.minutes is not None
     findings, complying, excused, without_lines = list(results.problems), 0, 0, 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
         for path, official, log_findings in _run_by_run(results, rules, is_single):
@@ -96,9 +95,8 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
             found = [*official, *log_findings]
             findings += map(_tolerated, found) if tolerated else found
             advance(1)
-    if (
-        not is_single and not 0 < len(results.log_paths) == without_lines
-    ):  # such logs cannot be checked further
+    # Logs without lines cannot be checked further.
+    if not is_single and not 0 < len(results.log_paths) == without_lines:
         findings += _pruned_findings(results, rules)
         findings += set_findings(results, score)
         if not exist(rules):

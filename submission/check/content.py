@@ -1,5 +1,6 @@
 """The output of ``mlhpc check`` and ``mlhpc score`` as data for ``--json`` (docs/reference/json.md)."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from mlhpc.submission.score.set_score import division_of, has_own_target, scored
 
 def check_content(path: Path, ruleset: str | None) -> dict[str, Any]:
     """The findings on every set at ``path``. Raises the same UserErrors as ``check_sets``."""
-    sets = [{**_set(checked), **_findings(checked)} for checked in check_sets(path, ruleset)]
+    sets = [
+        {**_set(checked), "findings": findings_content(checked.findings)}
+        for checked in check_sets(path, ruleset)
+    ]
     return {"path": str(path), "ruleset": ruleset, "passes": all(s["passes"] for s in sets), "sets": sets}
 
 
@@ -27,7 +31,7 @@ def score_content(path: Path, ruleset: str | None) -> dict[str, Any]:
     return {"path": str(path), "ruleset": ruleset, "passes": good, "sets": sets}
 
 
-def findings_content(findings: list[Finding]) -> list[dict[str, Any]]:
+def findings_content(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """``findings`` as JSON, merged as in the printed table."""
     return [asdict(finding) for finding in grouped(findings)]
 
@@ -49,10 +53,6 @@ def _set(checked: SetCheck) -> dict[str, Any]:
         "passes": checked.passes,
         "verdict": verdict(checked.findings),
     }
-
-
-def _findings(checked: SetCheck) -> dict[str, Any]:
-    return {"findings": findings_content(list(checked.findings))}
 
 
 def _score(checked: SetCheck) -> dict[str, Any]:

@@ -61,9 +61,8 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
         try:
             lines, unreadable = mlp_parser.parse_file(str(log.path), ruleset=version)
             checker.check_loglines(lines, f"{rules}/common.yaml")
-        except (
-            Exception
-        ) as error:  # the checker evaluates expressions on the log's values, so it may raise any exception
+        except Exception as error:
+            # The checker evaluates expressions on the log's values, so it may raise any exception.
             crash = error
     findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
     if crash is None and not lines and not unreadable:  # otherwise, every record would be reported as missing

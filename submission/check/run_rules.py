@@ -70,8 +70,7 @@ def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Findi
     on the shared file system, and copying it to the nodes is timed (MLPerf HPC training rules)."""
     if result.staging is None or rules == "hpc_3.0.0":
         return
-    before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
-    if before:
+    if before := result.staging.kept - (result.staging.shared if metric == "weak" else 0):
         remedy = "empty the target, and repeat the run; or check under 3.0.0, which does not time staging"
         expected = "every staged file copied inside the run"
         actual = f"{count(before, 'file')} {'was' if before == 1 else 'were'} already in the staging target"

@@ -39,7 +39,7 @@ def copy_sources(to: Path) -> None:
         sources = Path("src")  # including folders to which the checkout only has links
     else:
         top = package.parent
-        files = [p for p in _below(top, package.name)]
+        files = _below(top, package.name)
         _write_project(to)
     for file in sorted(files):
         if _is_left_out(file) or (top / file).is_symlink() or not (top / file).is_file():

@@ -25,17 +25,9 @@ def _share(entry: Entry, key: str) -> str:
     return f"{entry.parts_s[key] / entry.total_s:.1%}" if entry.total_s else ""
 
 
-def _score(entry: Entry) -> str:
-    return "none" if entry.score is None or entry.score.minutes is None else f"{entry.score.minutes:.4f}"
-
-
 def _energy(entry: Entry) -> str:
     means = {kind: spread and spread.mean for kind, spread in entry.joules.items()}
     return ", ".join(f"{NAMES[kind]} {joules_text(mean)}" for kind, mean in means.items())
-
-
-def _range(p: Predicted) -> str:
-    return f"{plain(p.prediction.seconds.low / 60)} to {plain(p.prediction.seconds.high / 60)}"
 
 
 _MEASURED: dict[str, Callable[[Entry], str]] = {
@@ -43,7 +35,7 @@ _MEASURED: dict[str, Callable[[Entry], str]] = {
     "runs": lambda e: f"{len(e.runs)}/{e.logs}",
     "units": lambda e: whole(e.scale),
     "batch": lambda e: whole(e.batch),
-    "score": _score,
+    "score": lambda e: "none" if e.score is None or e.score.minutes is None else f"{e.score.minutes:.4f}",
     "staging": lambda e: _share(e, "staging"),
     "excess": lambda e: _share(e, "first_epoch_excess"),
     "epochs": lambda e: plain(e.epochs and e.epochs.mean),
@@ -54,7 +46,7 @@ _PREDICTED: dict[str, Callable[[Predicted], str]] = {
     "units": lambda p: whole(p.prediction.units),
     "batch": lambda p: whole(p.prediction.batch),
     "min": lambda p: plain(p.prediction.seconds.value / 60),
-    "range": _range,
+    "range": lambda p: f"{plain(p.prediction.seconds.low / 60)} to {plain(p.prediction.seconds.high / 60)}",
 }
 
 

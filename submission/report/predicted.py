@@ -105,9 +105,8 @@ def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict
             received = (result.staging.bytes - result.staging.source_bytes) / p.nodes
         predicted["staging"] = staging_seconds(model.machine, size, p.nodes, p.tier, received)
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
-        if predicted["staging"][0] == 0 and (
-            positive := [r for r in rates if r]
-        ):  # copied from one local folder to another
+        if predicted["staging"][0] == 0 and (positive := [r for r in rates if r]):
+            # Copied from one local folder to another.
             predicted["staging"] = _times(size / min(positive), (1, 1, 1))
     return predicted
 

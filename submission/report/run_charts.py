@@ -61,10 +61,8 @@ def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
         values = ((e.epoch, value) for e in epochs if (value := of(e)) is not None)
         return [{"x": n, "y": y / by, "series": "", "says": f"epoch {n}: {write(y)}"} for n, y in values]
 
-    losses, learning_rates = (
-        rows(lambda e: e.train_loss, four_digits),
-        rows(lambda e: e.learning_rate, four_digits),
-    )
+    losses = rows(lambda e: e.train_loss, four_digits)
+    learning_rates = rows(lambda e: e.learning_rate, four_digits)
     throughput = rows(lambda e: e.samples_per_s or None, lambda v: f"{digits(v)} samples/s")
     data_rates = rows(lambda e: read.get(e.epoch), lambda v: bytes_text(v, "/s"), scale)
     figures = (

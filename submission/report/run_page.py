@@ -232,20 +232,12 @@ def _staging(result: Result) -> Facts:
         first = f"read each file at its source until it was staged; waited {waited} at the end"
     else:
         first = "read the staged files"
-    words: dict[str, dict[bool | None, str]] = {
-        "target is RAM": {True: "yes: staged files take memory from training", False: "no"},
-        "source": {
-            True: "evicted: no page was in memory before the run",
-            False: "may have been in the page cache",
-        },
-        "checksums": {True: "every file verified", False: "the data set has no checksums"},
-    }
-    known = {
-        "target is RAM": staging.target_is_ram,
-        "source": result.source_evicted,
-        "checksums": staging.verified,
-    }
     unknown = "not known"
+
+    def said(fact: bool | None, yes: str, no: str) -> str:
+        return unknown if fact is None else yes if fact else no
+
+    evicted = "evicted: no page was in memory before the run"
     facts = {
         "files": whole(staging.files),
         "bytes": bytes_text(staging.bytes),
@@ -258,7 +250,9 @@ def _staging(result: Result) -> Facts:
         **_format_facts(result),
         **_exchanged(result),
         "target file system": staging.target_filesystem or unknown,
-        **{name: words[name].get(fact, unknown) for name, fact in known.items()},
+        "target is RAM": said(staging.target_is_ram, "yes: staged files take memory from training", "no"),
+        "source": said(result.source_evicted, evicted, "may have been in the page cache"),
+        "checksums": said(staging.verified, "every file verified", "the data set has no checksums"),
         "already in place": count(staging.kept, "file"),
     }
     return Facts(facts)

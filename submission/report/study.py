@@ -350,16 +350,10 @@ def accuracy_loss(study: Study, cell: Cell) -> float | None:
     the same settings, minus that of ``cell``; None if ``cell`` is synchronous or the study has no such cell."""
     if cell.settings.get(UPDATES) != "asynchronous":
         return None
-    same = {key: value for key, value in cell.settings.items() if key != UPDATES}
-    for other in study.cells:
-        own_accuracy, other_accuracy = accuracy(cell), accuracy(other)
-        if (
-            other.settings == {**same, UPDATES: "synchronous"}
-            and own_accuracy is not None
-            and other_accuracy is not None
-        ):
-            return other_accuracy - own_accuracy
-    return None
+    synchronous = {**cell.settings, UPDATES: "synchronous"}
+    same = [accuracy(other) for other in study.cells if other.settings == synchronous]
+    own_accuracy, other_accuracy = accuracy(cell), next((each for each in same if each is not None), None)
+    return None if own_accuracy is None or other_accuracy is None else other_accuracy - own_accuracy
 
 
 def is_numeric(values: Iterable[Value]) -> bool:

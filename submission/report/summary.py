@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -236,11 +236,8 @@ def data_rates(epochs: Sequence[Epoch]) -> dict[int, float]:
 
 def data_rate(run: RunDirectory) -> float | None:
     """The median of ``data_rates``."""
-    return _finite_median(data_rates(run.result.epochs if run.result else ()).values())
-
-
-def _finite_median(values: Iterable[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
+    rates = data_rates(run.result.epochs if run.result else ()).values()
+    finite = [rate for rate in rates if math.isfinite(rate)]
     return median(finite) if finite else None
 
 

@@ -108,8 +108,7 @@ def choose(points: Sequence[ReferenceRuns], batch_size: int) -> tuple[tuple[Refe
     """The points to use at ``batch_size``, and how they were chosen: the point at that batch size, the two points
     around it, or the point at the next larger batch size."""
     points = pruned(points)
-    same = [point for point in points if point.batch_size == batch_size]
-    if same:
+    if same := [point for point in points if point.batch_size == batch_size]:
         return (same[0],), "found"
     below = [point for point in points if point.batch_size < batch_size]
     above = [point for point in points if point.batch_size > batch_size]

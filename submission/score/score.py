@@ -150,7 +150,10 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
         why = f"{missed} of {len(runs)} runs did not converge; only one may"
     mean = statistics.fmean(times) if times else None
     spread = statistics.stdev(times) if len(times) > 1 else None
-    ci95 = _t_interval(times)
+    ci95 = None
+    if mean is not None and spread is not None:
+        half = half_width(spread, len(times))
+        ci95 = mean - half, mean + half
     if why:
         return Strong(None, None, tuple(runs), mean, spread, ci95, why)
     ranked = sorted(runs, key=lambda r: (not r.converged, r.seconds or 0.0))
@@ -246,12 +249,3 @@ def most_at_once(logs: Sequence[Log]) -> int:
         running += change
         most = max(most, running)
     return most
-
-
-def _t_interval(times: Sequence[float]) -> tuple[float, float] | None:
-    """95% interval of the mean of ``times`` (Student's t, n − 1 degrees of freedom)."""
-    if len(times) < 2:
-        return None
-    mean = statistics.fmean(times)
-    half = half_width(statistics.stdev(times), len(times))
-    return mean - half, mean + half

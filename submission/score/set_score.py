@@ -289,8 +289,7 @@ def _system_fields(results: ResultSet) -> Iterator[Finding]:
         expected, remedy = allowed_value("division", str(division), DIVISIONS)
         actual = printable(str(division))
         yield _finding("system", "error", f"{results.system}.json", expected, actual, remedy)
-    numbers = [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]
-    if numbers:
+    if numbers := [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]:
         actual = ", ".join(f"{key}: {shown(fields[key])}" for key in numbers)
         remedy = 'put the values in quotes ("8"): the official tools join them as text'
         yield _finding("system", "error", f"{results.system}.json", "text in these fields", actual, remedy)

@@ -56,19 +56,13 @@ def _processors(root: Path) -> dict[str, str]:
     """Sockets, cores and threads from /sys/devices/system/cpu/cpu*/topology (Linux,
     Documentation/ABI/stable/sysfs-devices-system-cpu). Counts are per processor, as in the example of the
     rules."""
-    cpus = sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*"))
     places = [
-        (
-            text(cpu / "topology/physical_package_id"),
-            text(cpu / "topology/die_id"),
-            text(cpu / "topology/core_id"),
-        )
-        for cpu in cpus
+        tuple(text(cpu / "topology" / name) for name in ("physical_package_id", "die_id", "core_id"))
+        for cpu in root.glob("sys/devices/system/cpu/cpu[0-9]*")
         if (cpu / "topology/core_id").exists()  # offline processors have no topology
     ]
     fields = {}
-    sockets = len({package for package, _, _ in places})
-    if sockets:
+    if sockets := len({package for package, *_ in places}):
         fields["host_processors_per_node"] = str(sockets)
         for key, count in (
             ("host_processor_core_count", len(set(places))),
@@ -163,8 +157,7 @@ def _storage(root: Path) -> dict[str, str]:
         fields["host_storage_capacity"] = " + ".join(f"{n} x {size}" for (_, size), n in disks.items())
     elif (root / "sys/block").is_dir():
         fields |= {"host_storage_type": "none", "host_storage_capacity": "none"}
-    shared = sorted(SHARED_TYPES & {kind for _, kind, _ in mounts(root)})
-    if shared:
+    if shared := sorted(SHARED_TYPES & {kind for _, kind, _ in mounts(root)}):
         fields["hw_notes"] = f"shared file systems: {', '.join(shared)}"
     return fields
 

@@ -41,8 +41,7 @@ def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
         versions["CUDA driver"] = driver
         wanted = SOFTWARE | CUDA_SOFTWARE
     for name, package in wanted.items():
-        matches = [v for n, v in sorted(installed.items()) if re.fullmatch(package, n)]
-        if matches:
+        if matches := [v for n, v in sorted(installed.items()) if re.fullmatch(package, n)]:
             versions[name] = matches[0]
     if head := commit()["commit"]:
         versions["mlhpc"] = f"{installed.get('mlhpc', '')} ({head})".strip()

@@ -143,7 +143,7 @@ def test_nine_of_ten_predictions_of_what_was_left_out_are_inside_their_interval(
     compared = left_out(by)
     inside = [c.rate[1] <= c.row.samples_per_s <= c.rate[2] for c in compared]
     assert len(inside) == sets and 0.9 <= sum(inside) / len(inside) < 1
-    counted = coverage([(c.rate, c.rate_inside) for c in compared])
+    counted = coverage([(c.rate, c.row.samples_per_s) for c in compared])
     assert (counted.inside, counted.of) == (sum(inside), sets)
     assert counted.width == pytest.approx(statistics.median(c.rate[2] / c.rate[1] for c in compared))
     # No interval wider than the factor that says so.

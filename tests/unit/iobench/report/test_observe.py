@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mlhpc.errors import UserError
-from mlhpc.iobench.report.observe import observe, parse, read_observation, union_s
+from mlhpc.iobench.report.observe import observe, parse, read_observation
 
 LOG = """\
 12 100.000000 openat(AT_FDCWD</w>, "/data/a"..., O_RDONLY|O_CLOEXEC) = 3</data/a> <0.000010>
@@ -36,10 +36,6 @@ def test_a_log_is_read_as_it_happened():
     # 100.1-100.2, 100.3-100.55 (with b's), 100.6-100.7
     assert factors["io_time"] == pytest.approx(0.1 + 0.25 + 0.1)
     assert (factors["transfer_median"], factors["transfer_mean"]) == (2000, pytest.approx(11292 / 5))
-
-
-def test_overlapping_spans_count_once():
-    assert union_s([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == 4.0
 
 
 @pytest.mark.system
