@@ -20,7 +20,7 @@ from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
 COPIES = 2
-"""Copies from the host to the device in a step: the samples and their labels."""
+"""Copies from the host to the device in a backward pass: the samples and their labels."""
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
 """The peaks to use for matrix products by a run's ``training.precision``, in order of preference; float32's is the
 last resort. Both frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""
