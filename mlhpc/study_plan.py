@@ -25,6 +25,7 @@ from mlhpc.quantities import count
 from mlhpc.record.series import Value
 from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, family, flat
+from mlhpc.unused import unused
 
 STORAGE = ("shared", "staged")
 """Values of ``--vary storage`` other than staging folders."""
@@ -41,13 +42,6 @@ AFTER_A_STUDY = (
     "emulation.eval_step_s",
 )
 """Evaluations and later epochs, which a study does not reach."""
-EXCHANGE = (
-    "training.bucket_cap_mib",
-    "training.fusion_threshold_mib",
-    "training.cycle_time_ms",
-    "training.hierarchical_allreduce",
-)
-"""The exchange of gradients between ranks."""
 COMPUTATION = (
     "training.precision",
     "training.compile",
@@ -171,21 +165,19 @@ def _unused(cell: PlannedCell) -> dict[str, str]:
     """The settings (dotted names) that change nothing in a cell with these other settings, each with the reason,
     which begins with a verb."""
     run, staged = cell.run, cell.stage is not None
-    network = run.network.unused()
+    network: dict[str, str] = {}
     if run.emulation.enabled and not run.training.checkpoint_epochs:  # a checkpoint has the whole network
         network = dict.fromkeys(type(run.network).model_fields, EMULATED)
     described = set(type(run.data).model_fields) - run.data.chosen
     described |= set() if staged else {"eval_samples"}
     tables = {
         "network": network,
-        "hyperparameters": run.hyperparameters.unused(),
         "data": dict.fromkeys(described, "describes the data set; vary data=DIR,DIR"),
         "target": dict.fromkeys(type(run.target).model_fields, "applies to runs to the target"),
-        "staging": dict.fromkeys(() if staged else type(run.staging).model_fields, "applies with --stage"),
     }
-    reasons = {f"{table}.{key}": why for table, keys in tables.items() for key, why in keys.items()}
+    reasons = unused(run, cell.ranks, staged=staged)
+    reasons |= {f"{table}.{key}": why for table, keys in tables.items() for key, why in keys.items()}
     reasons |= dict.fromkeys(AFTER_A_STUDY, "applies after the steps of a study")
-    reasons |= dict.fromkeys(EXCHANGE if cell.ranks == 1 else (), "applies to several ranks")
     reasons |= dict.fromkeys(COMPUTATION if run.emulation.enabled else (), EMULATED)
     if not run.study.earlier_epochs:
         reasons["loading.cache"] = "applies after the first epoch; add --set study.earlier_epochs=1"

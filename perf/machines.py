@@ -20,7 +20,7 @@ from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
 COPIES = 2
-"""Copies from the host to the device in a step: the samples and their labels."""
+"""Copies from the host to the device in a backward pass: the samples and their labels."""
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
 """The peaks to use for matrix products by a run's ``training.precision``, in order of preference; float32's is the
 last resort. Both frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""
@@ -159,14 +159,16 @@ class Machine:
         return self.need("network.latency", "a run on several nodes")
 
 
-def ceilings_of(given: Machine, precision: str) -> Ceilings:
-    """The peak rates of one accelerator of the machine ``given`` in ``precision``."""
-    figures = given.figures
+def ceilings_of(given: Machine, precision: str, ranks: int | None = None) -> Ceilings:
+    """The peak rates of one accelerator of the machine ``given`` in ``precision``; with ``ranks``, of the share of
+    each of the ``ranks`` of a node, which divide its processors but have a GPU each."""
+    figures, model = given.figures, str(given.facts["accelerator.model"])
+    share = given.per_node / ranks if ranks and given.is_cpu else 1.0
     return Ceilings(
-        str(given.facts["accelerator.model"]),
-        given.peak(precision)[0],
-        figures["accelerator.float32"],
-        figures["accelerator.bandwidth"],
+        model if share == 1 else f"{share:.3g} {model} per rank",
+        share * given.peak(precision)[0],
+        share * figures["accelerator.float32"],
+        share * figures["accelerator.bandwidth"],
     )
 
 

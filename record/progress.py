@@ -303,7 +303,7 @@ class Follower:
         step, train = self._reported.get("step"), self._open[-1] if self._open else {}
         if not (self._config and isinstance(step, int) and train.get("name") == "train"):
             return None
-        seconds = self._reported.get("t", 0.0) - train.get("t", 0.0)
+        seconds = seconds.get(train.get("epoch", 0), 0.0) + self._reported.get("t", 0.0) - train.get("t", 0.0)
         samples = step * self._config.hyperparameters.global_batch_size / self._config.backward_passes
         return samples / seconds if seconds > 0 else None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlhpc.common.files.pagecache import evict
+from mlhpc.common.files.pagecache import evict, resident_fraction
 
 _SIDE = 2048
 _COPIED = 2**28
@@ -49,11 +49,11 @@ def memory_copy() -> float:
     return best(2 * source.nbytes, lambda: np.copyto(target, source))
 
 
-def disk(folder: Path) -> tuple[float, float]:
+def disk(folder: Path) -> tuple[float, float, float]:
     """(read, write) bytes/s of a file in ``folder`` that is written with fsync, dropped from the page cache, read,
-    and finally removed. Raises OSError."""
+    and finally removed; and the largest share of it that was in memory before a read. Raises OSError."""
     piece = np.random.default_rng(0).bytes(_PIECE)
-    reads, writes = [], []
+    reads, writes, resident = [], [], 0.0
     with tempfile.TemporaryDirectory(dir=folder, prefix="mlhpc-speed-") as temporary:
         path = Path(temporary) / "file"
         for _ in range(3):
@@ -64,12 +64,13 @@ def disk(folder: Path) -> tuple[float, float]:
                 os.fsync(file.fileno())
             writes.append(_FILE / (time.perf_counter() - begin))
             evict([path])
+            resident = max(resident, resident_fraction(path))
             begin = time.perf_counter()
             with path.open("rb", buffering=0) as file:
                 while file.read(_PIECE):
                     pass
             reads.append(_FILE / (time.perf_counter() - begin))
-    return max(reads), max(writes)
+    return max(reads), max(writes), resident
 
 
 def loopback() -> tuple[float, float]:

@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -107,6 +108,8 @@ class RunLog:
         self._span_s: dict[tuple[str, int], float] = {}
         self._timers: dict[str, StepTimer] = {}  # of running loops, by name
         self._waited: dict[str, float] = {}  # in finished loops
+        self._trained = Counter[object]()  # batches in finished loops of training, by epoch
+        self._before = 0  # those of the running loop's epoch
         self._waits: list[data_wait.Waits] = []  # of finished loops, in their order
         self._passes = 1  # batches per interval in training
         self._samples_of: Callable[[int, int], Iterable[object]] | None = None
@@ -248,7 +251,9 @@ class RunLog:
         All ranks wait for one another after every ``passes`` batches in training, but only after the loop in the
         phase "eval"; this determines the intervals of ``data_wait``. ``shared``: if ranks share samples, returns
         the seconds that this rank has so far waited for others to read theirs."""
-        timer = self._timers[name] = StepTimer(record_event)
+        timer, epoch = StepTimer(record_event), None if phase == "eval" else tags.get("epoch")
+        self._before = self._trained[epoch]
+        self._timers[name] = timer
         if phase != "eval":
             self._passes = passes
         others: list[float] = []
@@ -271,6 +276,8 @@ class RunLog:
                 del batch  # so that the loader can reuse its memory
         finally:
             self._timers.pop(name, None)
+            if epoch is not None:
+                self._trained[epoch] += len(timer.waits)
             self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
             self._keep_waits(timer, others, name, None if phase == "eval" else passes, tags)
             if not self._events.closed:  # after an error an iterator may outlive the log
@@ -319,7 +326,7 @@ class RunLog:
         """Report the progress of the current loop: as an event for ``mlhpc watch``, and as a line if ``printed``.
         Called from the heartbeat's thread."""
         timers = list(self._timers.values())
-        steps = len(timers[-1].waits) if timers else 0
+        steps = self._before + len(timers[-1].waits) if timers else 0
         with self._closing:
             if self._events.closed:
                 return

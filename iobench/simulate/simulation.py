@@ -41,8 +41,9 @@ class System:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A simulated run. ``busy``: the share of time in which the busiest of the metadata servers, of the targets
-    and of the nodes' cores was busy."""
+    """A simulated run. ``au_percent``: utilisation over the steps that the workload's metric counts, None without
+    such steps or compute time. ``busy``: the share of time in which the busiest of the metadata servers, of the
+    targets and of the nodes' cores was busy."""
 
     ranks: int
     seconds: float
@@ -84,6 +85,7 @@ class _Rank:
         self.claimed = self.ready = self.steps = 0
         self.idle = 0  # threads that wait for space in the queue
         self.waiting = True  # whether the loop waits for a batch
+        self.began = self.ended = 0.0  # of the steps that the utilisation counts
 
 
 def simulate(workload: Workload, service: Service, system: System, ranks: int, steps: int) -> Simulated:
@@ -98,6 +100,8 @@ class _Simulation:
         self._system, self._steps = system, steps
         self._compute = workload.train.computation.expected
         self._step = self._compute + self._reader.step_s(self._dataset, self._reader.batch_size)
+        metric = workload.metric
+        self._counted = metric.exclude_start_steps, steps - metric.exclude_end_steps
         self._barrier = workload.train.barrier
         self._ranks = [_Rank(steps * self._reader.batch_size) for _ in range(ranks)]
         nodes = -(-ranks // system.ranks_per_node)
@@ -118,14 +122,16 @@ class _Simulation:
         while self._events:
             now, _, stage, rank, sample = heappop(self._events)
             stage(now, rank, sample)
-        computed = self._steps * self._compute
+        first, last = self._counted
+        computed = max(0, last - first) * len(self._ranks) * self._compute
+        running = sum(rank.ended - rank.began for rank in self._ranks)
         rate = len(self._ranks) * self._steps * self._reader.batch_size / now if now else 0.0
         busy = {
             "metadata": max(queue.busy(now) for queue in self._metadata),
             "storage": max(queue.busy(now) for queue in self._targets),
             "cores": max(queue.busy(now) for queue in self._cores),
         }
-        utilisation = 100 * computed / now if now and computed else None
+        utilisation = 100 * computed / running if computed else None
         return Simulated(len(self._ranks), now, rate, utilisation, busy)
 
     def _at(self, time: float, stage: "_Stage", rank: int, sample: int = 0) -> None:
@@ -206,7 +212,9 @@ class _Simulation:
                 self._next(now, each)
 
     def _next(self, now: float, number: int) -> None:
-        rank = self._ranks[number]
+        rank, (first, last) = self._ranks[number], self._counted
+        rank.began = now if rank.steps == first else rank.began
+        rank.ended = now if rank.steps == last else rank.ended
         if rank.steps < self._steps:
             rank.waiting = True
             self._begin(now, number)

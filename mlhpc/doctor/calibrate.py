@@ -78,10 +78,11 @@ def _measured(place: Path) -> dict[str, Any]:
         figure("accelerator.float32", speed.matrix_product(), "matrix product, NumPy")
         figure("accelerator.memory", memory, "as reported by the kernel")
         figure("accelerator.bandwidth", speed.memory_copy(), copied)
-    read, write = speed.disk(place)
+    read, write, resident = speed.disk(place)
+    cached = f"{resident:.0%} of it in memory" if resident else "not in the page cache"
     rate, delay = speed.loopback()
     figure("storage.local", shutil.disk_usage(place).free, f"free on {place}")
-    figure("storage.local_read", read, "256 MiB, not in the page cache")
+    figure("storage.local_read", read, f"256 MiB, {cached}")
     figure("storage.local_write", write, "256 MiB with fsync")
     figure("network.bandwidth", rate, "TCP over loopback, not a network")
     figure("network.latency", delay, "TCP over loopback, not a network")

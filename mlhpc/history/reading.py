@@ -207,11 +207,12 @@ def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
         if not isinstance(each, dict) or not {"benchmark", "step_s"} <= each.keys():
             raise UserError(f"{path}: not --json output of mlhpc profile or mlhpc predict")
         predicted = "machine" in each
-        step, total = (_first(each.get(key)) for key in ("step_s", "time_to_train_s"))
+        taken = "step_s" if predicted else "step_without_profiler_s"
+        step, total = (_first(each.get(key)) for key in (taken, "time_to_train_s"))
         named = ("benchmark", "preset", "framework", "nodes", "accelerators", "global_batch_size")
         yield HistoryRecord(
             kind="prediction" if predicted else "profile",
-            machine=each["machine"] if predicted else each.get("gpu"),
+            machine=each["machine"] if predicted else each.get("device"),
             system=system or each.get("machine"),
             when=time_text(each.get("date")),
             **{key: each.get(key) for key in named},

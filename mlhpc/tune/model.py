@@ -37,7 +37,8 @@ RUNGS = 3
 class Outcome(NamedTuple):
     """The outcome of one run. ``seconds``: time until the target was reached or the run ended. ``epochs``: epochs
     to target, or a lower bound if the target was not reached. ``epoch_s``: seconds per epoch including its
-    evaluation. For an aborted run, ``epochs`` and ``epoch_s`` are 0, and ``why`` states the reason."""
+    evaluation, or a lower bound if the run was stopped in its first epoch. For an aborted run, ``epochs`` and
+    ``epoch_s`` are 0, and ``why`` states the reason."""
 
     config: Config
     state: Literal["converged", "missed", "stopped", "aborted"]

@@ -36,8 +36,17 @@ class Choice(NamedTuple):
     seconds: float | None
     mark: str
 
-    def mean(self, key: str) -> float:
-        return geometric_mean([getattr(run, key) or 1.0 for run in self.runs])
+    @property
+    def epochs(self) -> float | None:
+        """Geometric mean of the epochs to the target; None unless all runs converged."""
+        return geometric_mean([run.epochs for run in self.runs]) if self.seconds else None
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Geometric mean of the seconds per epoch, over the runs that completed an epoch; None if none did."""
+        # The epochs of a stopped run include the one that it did not complete.
+        known = [run.epoch_s for run in self.runs if run.epoch_s and run.epochs > (run.state == "stopped")]
+        return geometric_mean(known) if known else None
 
 
 class Result(NamedTuple):
@@ -115,8 +124,8 @@ def configurations(result: Result) -> Table:
         "schedule": lambda choice: choice.config.schedule,
         "runs": lambda choice: str(len(choice.runs)),
         "time to train": lambda choice: number(choice.seconds, seconds_text),
-        "epochs": lambda choice: number(choice.mean("epochs") if choice.seconds else None, digits),
-        "epoch": lambda choice: number(choice.mean("epoch_s"), seconds_text),
+        "epochs": lambda choice: number(choice.epochs, digits),
+        "epoch": lambda choice: number(choice.epoch_s, seconds_text),
         "": lambda choice: choice.mark,
     }
     return table("tune", result.choices, columns, text_columns=4, prose=(8,))

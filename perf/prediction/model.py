@@ -264,7 +264,7 @@ class Model:
         each = self.calibrated.launch if self.efficiency.launch is None else self.efficiency.launch
         launch = launches * each if self.efficiency.sets else 0.0
         kernels = launches_of(self.run)
-        host = None if kernels is None else machine.launching(kernels, COPIES)
+        host = None if kernels is None else machine.launching(kernels, self.run.backward_passes * COPIES)
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided

@@ -18,7 +18,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.pages.html import write
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.environment import set_variables
+from mlhpc.common.ranks.environment import identify, set_variables
 from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing import horovod_timeline
@@ -42,15 +42,15 @@ def profile(options: argparse.Namespace) -> int:
     _check(options)
     run = _requested(options)
     given = machine(options.machine) if options.machine else None
-    ceilings = ceilings_of(given, run.training.precision) if given else None
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if not framework.profiler:
         raise UserError(f"{run.benchmark} has no profiler for {run.training.framework}")
     if options.data:
         manifest.require_folder(options.data)
+    ranks = max(identify(os.environ).size, options.ranks)
+    counters = read_counters(options.counters, options.counted_steps, ranks) if options.counters else None
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, program(options.argv))
-    counters = read_counters(options.counters, options.counted_steps) if options.counters else None
     set_variables(run.training.variables())
     if framework.collectives == "horovod":
         horovod_timeline.enable()
@@ -77,6 +77,7 @@ def profile(options: argparse.Namespace) -> int:
             elsewhere = _elsewhere(given, profiles[0][0]) if given else ""
             if elsewhere:
                 sys.stderr.write(f"mlhpc: warning: {elsewhere}\n")
+            ceilings = ceilings_of(given, run.training.precision, world.local_size) if given else None
             _show(options, run, ceilings, profiles, elsewhere, counters)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(0)

@@ -125,10 +125,10 @@ class Counted(NamedTuple):
         return self.flops / self.seconds / min(ceilings.tensor, self.intensity * ceilings.bandwidth)
 
 
-def read(path: Path, steps: int | None) -> Counters:
+def read(path: Path, steps: int | None, ranks: int = 1) -> Counters:
     """The counters in a file of any of the tools; ``steps``: the number of steps that a perf file covers. Raises
     UserError if the file comes from none of these tools, has neither FLOPs nor bytes, or covers an unknown number
-    of steps."""
+    of steps or of the profile's ``ranks``."""
     try:
         lines = read_text(path, "replace").removeprefix("\ufeff").split("\n")
     except (OSError, ValueError) as error:
@@ -150,6 +150,10 @@ def read(path: Path, steps: int | None) -> Counters:
         )
     if "" in kernels and not steps:
         raise UserError(f"{path}: {source} does not state how many steps it covers; add --counted-steps")
+    if "" in kernels and ranks > 1:
+        raise UserError(
+            f"{path}: {source} does not state how many of the {ranks} ranks it covers; use one rank"
+        )
     return Counters(path, source, kernels, steps)
 
 

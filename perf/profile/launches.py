@@ -54,9 +54,9 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Floor:
-    """A step of ``batch`` samples. Times in seconds: ``host``, the driver's time with each kernel launched
-    separately, and with all in one graph (None: not known); ``predicted``, with its interval (None: no published
-    result); ``measured``, in published results on such a device."""
+    """A step with ``batch`` samples in each backward pass. Times in seconds: ``host``, the driver's time with each
+    kernel launched separately, and with all in one graph (None: not known); ``predicted``, with its interval
+    (None: no published result); ``measured``, in published results of such steps on such a device."""
 
     batch: int
     operations: Sequence[Operation]
@@ -115,20 +115,21 @@ def _last_round(run: Run) -> list[Published]:
 def _floor(run: Run, machine: Machine, batch: int, measure: Measure) -> Floor:
     counted = _operations(run, machine, batch, measure)
     kernels = sum(each.calls * each.launch.kernels for each in counted)
-    network, precision = network_of(run), run.training.precision
+    network, precision, passes = network_of(run), run.training.precision, run.backward_passes
     efficiency = calibration().efficiency(machine.family, kind_of(network))
     predicted: Triple | None = None
     results = _last_round(run)
     if results and efficiency.factor and efficiency.launch is not None and precision == efficiency.precision:
-        bound = batch * roofline(network, machine, precision)
-        step = step_seconds(bound, efficiency.value, len(network.layers), efficiency.launch, 0.0)
+        bound, layers = batch * roofline(network, machine, precision), len(network.layers)
+        step = passes * step_seconds(bound, efficiency.value, layers, efficiency.launch, 0.0)
         predicted = step, step / efficiency.factor, step * efficiency.factor
     measured = [
         row.step_s
         for row in results
-        if row.machine.family == machine.family and round(row.local_batch_size) == batch
+        if row.machine.family == machine.family
+        and (round(row.local_batch_size), row.run.backward_passes) == (batch, passes)
     ]
-    return Floor(batch, counted, machine.launching(kernels, COPIES), predicted, measured)
+    return Floor(batch, counted, machine.launching(kernels, passes * COPIES), predicted, measured)
 
 
 def _operations(run: Run, machine: Machine, batch: int, measure: Measure) -> list[Operation]:

@@ -57,7 +57,7 @@ class Beside:
 
 def beside(run: RunDirectory, machine: Machine) -> Beside:
     """The measured parts of ``run``, and those predicted on ``machine`` for the run's nodes, epochs and samples,
-    with one accelerator per rank.
+    with one GPU per rank, or all of the node's processors for all of its ranks.
 
     Raises UserError if the run has no result and configuration, or is impossible on that machine.
     """
@@ -67,7 +67,8 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
             raise UserError(f"{run.path / 'config.toml'}: {problem}; --machine requires the run's settings")
         raise UserError(f"{run.path}: --machine requires a run with config.toml and epochs in result.json")
     nodes = result.nodes or 1
-    facts = {**machine.facts, "accelerator.per_node": max(1, result.ranks // nodes)}
+    per_node = machine.per_node if machine.is_cpu else max(1, result.ranks // nodes)
+    facts = {**machine.facts, "accelerator.per_node": per_node}
     staging = result.staging
     model = Model(replace(machine, facts=facts), config, staged=staging is not None)
     prediction, measured = model.at(nodes), parts(run)

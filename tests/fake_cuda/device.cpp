@@ -16,8 +16,10 @@ EXPORT cudaError_t cudaGetDeviceCount(int* number) { return *number = device_cou
 EXPORT cudaError_t cudaGetDevice(int* device) { return *device = current, cudaSuccess; }
 EXPORT cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= device_count()) return failed(cudaErrorInvalidDevice);
-    return current = device, cudaSuccess;
+    current = device;
+    return cudaSuccess;
 }
+
 EXPORT cudaError_t cudaPeekAtLastError() { return last_error; }
 EXPORT cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
@@ -62,6 +64,7 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
         default: return *value = 0, cudaSuccess;
     }
 }
+
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 #define SET(name, member, number) properties->member = number;
     *properties = {};
@@ -72,8 +75,12 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
     properties->totalGlobalMem = size_t(setting("memory_bytes"));
     return cudaSuccess;
 }
+
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-    return *least = 0, *greatest = -5, cudaSuccess;
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
 }
+
 // A driver of the toolkit that PyTorch was built with.
 EXPORT cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }

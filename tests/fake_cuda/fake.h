@@ -97,7 +97,8 @@ template <class Object>
 Object& object_of(void* handle) { return *static_cast<Object*>(handle); }
 template <class Handle>
 cudaError_t hand_out(Handle* handle, auto* object) {
-    return *handle = reinterpret_cast<Handle>(object), cudaSuccess;
+    *handle = reinterpret_cast<Handle>(object);
+    return cudaSuccess;
 }
 auto locked(auto body) {
     Guard guard(lock);

@@ -32,6 +32,7 @@ EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCapture
         return cudaSuccess;
     });
 }
+
 EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     return call([&] {
         *graph = nullptr;
@@ -44,6 +45,7 @@ EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
         return hand_out(graph, new Graph(capture->tasks));
     });
 }
+
 // Nobody asks for graph and dependencies: they are only for adding nodes of other kinds.
 EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                             unsigned long long* number, cudaGraph_t*, const cudaGraphNode_t**,
@@ -55,17 +57,22 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptu
         if (number && capture) *number = capture->number;
     });
 }
+
 EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
     return cudaStreamGetCaptureInfo(stream, status, nullptr, nullptr, nullptr, nullptr, nullptr);
 }
+
 EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-    return std::swap(*mode, mode_of_thread), cudaSuccess;
+    std::swap(*mode, mode_of_thread);
+    return cudaSuccess;
 }
+
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
                                                  unsigned long long) {
     count("graphs", "instantiated");
     return hand_out(executable, &object_of<Graph>(graph));  // which nothing destroys
 }
+
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     auto& graph = object_of<Graph>(executable);
     spend_us("graph_node_host_us", double(graph.size()));

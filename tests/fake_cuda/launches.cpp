@@ -20,24 +20,30 @@ int refuse(const char* function) {
     count("refused", function);
     return cudaErrorNotSupported;  // CUDA_ERROR_NOT_SUPPORTED has the same number
 }
+
 // What nvcc's generated code calls (crt/host_runtime.h).
 EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*,
                                    void*, int*) {
     names[function] = name;
 }
+
 // Of a launch's configuration only the stream counts.
 static thread_local cudaStream_t pushed;
 EXPORT unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t stream) { return pushed = stream, 0; }
 EXPORT cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, cudaStream_t* stream) {
-    return *stream = pushed, cudaSuccess;
+    *stream = pushed;
+    return cudaSuccess;
 }
+
 // A kernel's handle is the address of its function.
 EXPORT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
     return hand_out(kernel, const_cast<void*>(function));
 }
+
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
     return launch(names.at(kernel), stream);
 }
+
 // Enough for every choice of a launch's shape that PyTorch makes from it.
 EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     *attributes = {};

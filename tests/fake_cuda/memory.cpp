@@ -15,18 +15,22 @@ static Place place_of(const void* pointer) {
     auto& [begin, block] = *std::prev(next);
     return uintptr_t(pointer) < begin + block.second ? block.first : PAGEABLE;
 }
+
 static cudaError_t allocate(Place place, void** pointer, size_t bytes) {
     void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
     blocks[uintptr_t(pages)] = {place, bytes};
-    return *pointer = pages, cudaSuccess;
+    *pointer = pages;
+    return cudaSuccess;
 }
+
 static std::string route_name(Place to, Place from) {
     if (to != DEVICE && from != DEVICE) return "host to host";
     if (to == from) return "device to device";
     const char* host = std::min(to, from) == PINNED ? ", pinned" : ", pageable";
     return (to == DEVICE ? "host to device" : "device to host") + std::string(host);
 }
+
 static Seconds copy_time(size_t bytes, Place to, Place from) {
     if (to == from) return 2 * bytes / setting("memory_bytes_per_s");  // read and written
     return bytes / setting(std::min(to, from) == PAGEABLE ? "pageable_bytes_per_s" : "link_bytes_per_s");
@@ -43,6 +47,7 @@ EXPORT cudaError_t cudaMalloc(void** pointer, size_t bytes) {
         return allocate(DEVICE, pointer, bytes);
     });
 }
+
 // Waits for the device (CUDA runtime API reference).
 EXPORT cudaError_t cudaFree(void* pointer) {
     if (!pointer) return cudaSuccess;  // how PyTorch makes a context
@@ -50,9 +55,11 @@ EXPORT cudaError_t cudaFree(void* pointer) {
         wait_for_device();
         Guard guard(lock);
         size_t bytes = blocks.extract(uintptr_t(pointer)).mapped().second;
-        munmap(pointer, bytes), used_bytes -= bytes;
+        munmap(pointer, bytes);
+        used_bytes -= bytes;
     });
 }
+
 EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
     return call([&] {
         count("host_allocations", "cudaHostAlloc");
@@ -60,16 +67,20 @@ EXPORT cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
         return refused ? refused : allocate(PINNED, pointer, bytes);
     });
 }
+
 EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *total = size_t(setting("memory_bytes"));
-    return *free = *total - used_bytes, cudaSuccess;
+    *free = *total - used_bytes;
+    return cudaSuccess;
 }
+
 EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
     *attributes = {};
     attributes->type = place_of(pointer);
     attributes->device = attributes->type == DEVICE ? current_device() : 0;
     return cudaSuccess;
 }
+
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t handle) {
     Place target = place_of(to), source = place_of(from);
     Stream& stream = stream_of(handle);
@@ -84,6 +95,7 @@ EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
     if (host_waits && !error) wait_for(stream);
     return error;
 }
+
 EXPORT cudaError_t cudaMemsetAsync(void* begin, int value, size_t bytes, cudaStream_t stream) {
     return call_device("launch_host_us", [&] {
         count("memsets", "cudaMemsetAsync");

@@ -39,6 +39,7 @@ static void post(const path& file, const Message& message) {
         << message.data;
     rename(part, file);
 }
+
 static bool take(const path& file, Messages& found) {
     std::ifstream in(file, std::ios::binary);
     Message next;
@@ -46,6 +47,7 @@ static bool take(const path& file, Messages& found) {
     next.data.assign(std::istreambuf_iterator<char>(in), {});
     return found.push_back(std::move(next)), remove(file);
 }
+
 static void store(const Message& message, void* to) { memcpy(to, message.data.data(), message.data.size()); }
 
 // One call of NCCL on one rank.
@@ -90,6 +92,7 @@ static ncclResult_t start() {
         call([&] { submit(stream_of(what.stream), [what] { return work_of(what); }); });
     return ncclSuccess;
 }
+
 static ncclResult_t enqueue(const Exchange& what) {
     if (launch(what.kernel, what.stream)) return ncclUnhandledCudaError;
     calls.push_back(what);
@@ -118,9 +121,11 @@ static auto typed(ncclDataType_t type, auto use) {
         default: return use(float());
     }
 }
+
 static size_t bytes_of(size_t number, ncclDataType_t type) {
     return number * typed(type, [](auto zero) { return sizeof zero; });
 }
+
 // Of what all ranks sent, element by element: in double and rounded once, unlike a real NCCL.
 template <class Value>
 static void sum(const Messages& all, size_t number, bool mean, Value* to) {
@@ -136,8 +141,10 @@ EXPORT ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSIO
 EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     std::string folder = std::filesystem::temp_directory_path() / "nccl.XXXXXX";
     *id = {};
-    return strcpy(id->internal, mkdtemp(folder.data())), ncclSuccess;
+    strcpy(id->internal, mkdtemp(folder.data()));
+    return ncclSuccess;
 }
+
 // One line of the log that NCCL_DEBUG=INFO asks for: the network that NCCL_NET chooses, which is none here.
 static void say_network(int rank) {
     const char *level = getenv("NCCL_DEBUG"), *log = getenv("NCCL_DEBUG_FILE"), *network = getenv("NCCL_NET");
@@ -145,6 +152,7 @@ static void say_network(int rank) {
     if (!network) network = "Socket";
     std::ofstream(log, std::ios::app) << "fake:0:0 [" << rank << "] NCCL INFO Using network " << network << "\n";
 }
+
 // Returns when all ranks have come, as the real one does.
 EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* to, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
     ncclComm* comm = *to = new ncclComm{id.internal, rank, size};
@@ -156,6 +164,7 @@ EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t* to, int size, ncclUniqueI
     say_network(rank);
     return ncclSuccess;
 }
+
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) { return comm->aborted = true, ncclSuccess; }
 // The last rank to leave finds the folder empty.
 EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return rmdir(comm->folder.c_str()), ncclSuccess; }
@@ -175,6 +184,7 @@ EXPORT ncclResult_t ncclAllReduce(const void* send, void* receive, size_t number
     double share = 2.0 * (comm->size - 1) / comm->size;
     return enqueue({"ncclAllReduce", comm, stream, comm->all, comm->all, send, bytes, share, finish});
 }
+
 EXPORT ncclResult_t ncclAllGather(const void* send, void* receive, size_t number, ncclDataType_t type,
                                   ncclComm_t comm, cudaStream_t stream) {
     size_t bytes = bytes_of(number, type);
@@ -183,15 +193,18 @@ EXPORT ncclResult_t ncclAllGather(const void* send, void* receive, size_t number
     };
     return enqueue({"ncclAllGather", comm, stream, comm->all, comm->all, send, bytes, comm->size - 1.0, finish});
 }
+
 EXPORT ncclResult_t ncclBcast(void* data, size_t number, ncclDataType_t type, int root, ncclComm_t comm,
                               cudaStream_t stream) {
     auto finish = [=](auto& all) { store(all[root], data); };
     return enqueue({"ncclBroadcast", comm, stream, comm->all, comm->all, data, bytes_of(number, type), 1, finish});
 }
+
 EXPORT ncclResult_t ncclSend(const void* data, size_t number, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
     return enqueue({"ncclSend", comm, stream, {peer}, {}, data, bytes_of(number, type), 1});
 }
+
 EXPORT ncclResult_t ncclRecv(void* data, size_t number, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
     auto finish = [=](auto& found) { store(found[0], data); };

@@ -20,20 +20,25 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned* number) { return *number = device_cou
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** device) {
     return *device = reinterpret_cast<void*>(uintptr_t(number + 1)), check(*device);
 }
+
 EXPORT int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
     return snprintf(uuid, bytes, "GPU-00000000-0000-0000-0000-%012d", number_of(device) + 1), check(device);
 }
+
 EXPORT int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
     size_t total = size_t(setting("memory_bytes")), used = size_t(setting("nvml_used_bytes"));
     return *memory = {total, total - used, used}, check(device);
 }
+
 EXPORT int nvmlDeviceGetUtilizationRates(void* device, Utilization* percent) {
     unsigned gpu = unsigned(setting("nvml_gpu_percent")), memory = unsigned(setting("nvml_memory_percent"));
     return *percent = {gpu, memory}, check(device);
 }
+
 EXPORT int nvmlDeviceGetPcieThroughput(void* device, int, unsigned* kilobytes_per_s) {
     return *kilobytes_per_s = unsigned(setting("nvml_pcie_kb_per_s")), check(device);
 }
+
 // NVLink's counters: `nvml_nvlink_kib` for each launch, in both directions; without it there are no links.
 EXPORT int nvmlDeviceGetFieldValues(void* device, int fields, FieldValue* values) {
     for (int i = 0; i < fields; i++) {
@@ -42,6 +47,7 @@ EXPORT int nvmlDeviceGetFieldValues(void* device, int fields, FieldValue* values
     }
     return check(device);
 }
+
 // Millijoules since the driver was loaded: `watts` by the clock, and `joules_per_launch` of this process, so that
 // a test knows them without one. `energy_wraps_at`: the counter starts again from 0 there.
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(void* device, size_t* millijoules) {

@@ -35,6 +35,7 @@ EXPORT const char* fake_cuda_report() {
     Guard guard(lock);
     return (text = "{\"total\": " + json() + ", \"before_run\": " + before_run + "}").c_str();
 }
+
 __attribute__((destructor)) static void write_report() {
     const char* path = getenv("FAKE_CUDA_REPORT");
     if (!path || getpid() != process) return;
@@ -42,6 +43,7 @@ __attribute__((destructor)) static void write_report() {
     snprintf(name, sizeof name, path, current_device());
     std::ofstream(name) << fake_cuda_report() << "\n";
 }
+
 // Ranks end by this (common/ranks/launch.py), which runs no destructor.
 EXPORT void _exit(int status) {
     write_report();
@@ -54,6 +56,7 @@ static int NVTX_API range_push(const char* name) {
     if (!strcmp(name, "run")) before_run = json();
     return 0;
 }
+
 // NVTX calls this in the library that NVTX_INJECTION64_PATH names, when the first range is opened.
 EXPORT int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t tables) {
     auto* callbacks = static_cast<const NvtxExportTableCallbacks*>(tables(NVTX_ETID_CALLBACKS));

@@ -15,6 +15,7 @@ static std::map<std::string, std::string> read() {
     if (!found.count("name")) fputs("FAKE_CUDA_DEVICE: no device model\n", stderr), abort();
     return found;
 }
+
 static const auto& settings() {
     static const auto& all = *new auto(read());
     return all;

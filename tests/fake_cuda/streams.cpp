@@ -50,6 +50,7 @@ static void progress() {
             for (auto& waiting = stream->waiting; !waiting.empty(); waiting.pop_front(), moved = true)
                 if (auto& [enqueued, work] = waiting.front(); !work(*stream, enqueued)) break;
 }
+
 // Only a communicator makes work wait, so that nothing has to be done before there is one.
 void keep_progressing() {
     static std::once_flag once;
@@ -82,6 +83,7 @@ using Event = std::shared_ptr<Record>;  // the last one; before it the event cou
 static cudaError_t status(const Event& event) {
     return !event || (event->at >= 0 && event->at <= now()) ? cudaSuccess : cudaErrorNotReady;
 }
+
 // The stream joins the capture, or work comes back to it.
 static cudaError_t join(Stream& stream, const Record& place) {
     if (stream.capture && stream.capture != place.capture) return cudaErrorStreamCaptureMerge;
@@ -96,6 +98,7 @@ static cudaError_t join(Stream& stream, const Record& place) {
 EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned, int) {
     return call([&] { return hand_out(handle, new_stream()); });
 }
+
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
     return call([&] {
         Stream& stream = stream_of(handle);
@@ -103,14 +106,17 @@ EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
         return stream.waiting.empty() && stream.done_at <= now() ? cudaSuccess : cudaErrorNotReady;
     });
 }
+
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     Stream& stream = stream_of(handle);
     return call_waiting(
         "cudaStreamSynchronize", [&] { return refuse_captured(stream); }, [&] { wait_for(stream); });
 }
+
 EXPORT cudaError_t cudaDeviceSynchronize() {
     return call_waiting("cudaDeviceSynchronize", refuse_unsafe, wait_for_device);
 }
+
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
     return call_device("event_host_us", [&] {
         Stream& stream = stream_of(handle);
@@ -138,15 +144,18 @@ EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t hand
         if (!stream.capture) submit(stream, 0, [made] { made->at = made->stream->done_at; });
     });
 }
+
 EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaEventRecordWithFlags(event, stream, 0);
 }
+
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
     return call([&] {
         auto refused = std::max(check_device(), refuse_unsafe());
         return refused ? refused : status(object_of<Event>(event));
     });
 }
+
 // Not counted: the host waits for an event to stay at most two steps ahead (common/timing/steps.py), which costs
 // nothing while the device is busy.
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -158,6 +167,7 @@ EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!refused && record) wait_until([&] { return record->at; });
     return refused ? refused : check_device();
 }
+
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     return call([&] {
         Event &first = object_of<Event>(begin), &second = object_of<Event>(end);

@@ -53,6 +53,29 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("rank", "staged"), [(0, False), (0, True), (1, False)])
+def test_settings_without_effect_are_named_once(capsys, rank: int, staged: bool) -> None:
+    """One line of rank 0, for what was set: sgd has no lars rate; the preset's own lars settings are not named."""
+    settings = [
+        "hyperparameters.lars_opt_base_learning_rate=5",
+        "staging.mode=shard",
+        "training.max_epochs=1",
+    ]
+    world: Any = SimpleNamespace(rank=rank, size=2)
+    settings.append("training.bucket_cap_mib=1")  # applies to two ranks
+    module._warn_of_unused(load.load("resnet50", "smoke", settings), settings, world, staged=staged)
+    rate = "hyperparameters.lars_opt_base_learning_rate applies to lars, not to sgd"
+    mode = "" if staged else "; staging.mode applies with --stage"
+    said = f"mlhpc: warning: without effect in this run: {rate}{mode}\n"
+    assert capsys.readouterr().err == ("" if rank else said)
+
+
+def test_a_run_without_such_settings_has_no_warning_of_them(capsys) -> None:
+    settings = ["hyperparameters.opt_name=lars", "hyperparameters.lars_opt_base_learning_rate=5"]
+    module._warn_of_unused(load.load("resnet50", "smoke", settings), settings, Solo(), staged=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_of_many_differing_settings_three_are_named(tmp_path: Path) -> None:
     saved(tmp_path)
     other = [

@@ -9,8 +9,11 @@ from fake_cuda.budgets import RECORDED
 from mlhpc.benchmarks.load import load
 from mlhpc.cli import main
 from mlhpc.common.pytorch.profile import LaunchCounter
+from mlhpc.common.timing.profile import Launch, Profile
 from mlhpc.deepcam import metric
+from mlhpc.perf.machines import device_model
 from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.profile.launches import _floor, settings_of
 
 CELLS = [
     ("cosmoflow", 4, "mixed_float16"),
@@ -51,6 +54,22 @@ def test_the_floor_is_the_larger_of_host_and_device(capsys):
     assert large["graph_floor_s"] == large["device_s"] > large["graph_host_s"]
     memory = sum(each["bytes"] * each["calls"] for each in large["operations"]) / 3.35e12
     assert large["device_s"] >= memory * (1 - 1e-9)
+
+
+def test_a_step_of_two_backward_passes_takes_twice_as_long_and_is_not_a_published_one():
+    """Published sets of DeepCAM with 1 sample per GPU have a single pass. A launch takes 4 us, a copy 5 us."""
+
+    def floor(passes):
+        accumulated = f"hyperparameters.gradient_accumulation_frequency={passes}"
+        run = load("deepcam", "closed", [*settings_of("deepcam"), accumulated])
+        calls = (Launch("convolution", "float16", (1,), 1000, 8, 8),) * passes
+        step = Profile("cpu", 1, 1, 0.0, (), (), launches=calls)
+        return _floor(run, device_model("h100"), 1, lambda *_: step)
+
+    once, twice = floor(1), floor(2)
+    assert once.measured and not twice.measured
+    assert twice.predicted == pytest.approx([2 * seconds for seconds in once.predicted])
+    assert [each.host[0] for each in (once, twice)] == pytest.approx([4010e-6, 8020e-6])
 
 
 def test_operations_on_lists_in_place_write_all_that_they_change():

@@ -17,6 +17,16 @@ SMALL = {
     "deepcam": ["--set", "data.sample_shape=[32,32,16]"],
     "resnet50": [],
 }
+PROCESSOR = """title = "a processor of 60 GFLOP/s"
+[accelerator]
+model = "X"
+family = "X"
+per_node = 1
+is_cpu = true
+float32 = { value = "60 GFLOP/s", source = "x" }
+memory = { value = "64 GB", source = "x" }
+bandwidth = { value = "12 GB/s", source = "x" }
+"""
 PYTORCH = ["--set", "training.framework=pytorch"]
 
 
@@ -120,7 +130,9 @@ def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
     run = load(benchmark, "smoke", small[1::2])
     own = network_of(run).parameters
     contents = {}
-    for name, options in {"default": [], "small": ["--set", setting]}.items():
+    machine = ["--machine", str(tmp_path / "machine.toml")]
+    (tmp_path / "machine.toml").write_text(PROCESSOR)
+    for name, options in {"default": machine, "small": ["--set", setting]}.items():
         done = run_profile(benchmark, *small, *options, "--ranks", "2", "--json")
         contents[name] = json.loads(done.stdout)
         for rank in contents[name]["ranks"]:
@@ -133,6 +145,8 @@ def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
     assert sum(message["calls"] for message in cut) > 1
     assert all(message["seconds"] is not None for message in whole + cut)  # rank 0 times its messages
     assert contents["small"]["exchange"]
+    half = {"name": "0.5 X per rank", "tensor": 30e9, "float32": 30e9, "bandwidth": 6e9}
+    assert contents["default"]["ceilings"] == half, "both ranks share the processor"
 
 
 def test_a_step_is_an_update_with_all_its_backward_passes():

@@ -252,6 +252,17 @@ def test_percentiles_of_step_times_are_in_the_events(tmp_path):
         assert 0 <= event["p50"] <= event["p90"] <= event["p99"] <= event["max"] <= event["seconds"]
 
 
+def test_the_steps_of_an_epoch_count_on_after_an_evaluation_within_it(tmp_path):
+    with RunLog(tmp_path, Solo()) as log:
+        for epoch in (1, 1, 2):
+            for name, phase, count in (("data_wait", "train", 3), ("eval_data_wait", "eval", 2)):
+                for _ in log.timed(range(count), name, None, phase, epoch=epoch):
+                    log._report(phase, 5.0, False)
+    reported = [e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "progress"]
+    assert [e["step"] for e in reported if e["name"] == "train"] == [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert [e["step"] for e in reported if e["name"] == "eval"] == [1, 2] * 3
+
+
 def test_a_mark_records_the_waits_of_all_loops_so_far(tmp_path):
     with RunLog(tmp_path, Solo()) as log:
         for _ in log.timed(range(2), "data_wait", epoch=1):

@@ -31,6 +31,17 @@ def test_a_reading_thread_hides_the_shorter_of_reading_and_computing(compute):
     assert run.seconds == pytest.approx(steps * longer + shorter)  # the first or the last is not hidden
 
 
+@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize(("excluded", "percent"), [((1, 0), 100.0), ((0, 0), 100 / 1.001), ((5, 5), None)])
+def test_utilisation_counts_the_steps_of_the_metric(barrier, excluded, percent):
+    """A sample takes 10 ms, a step 1 s, so only the first of 10 steps waits: 10 s in 10.01 s, or 9 s in 9 s."""
+    own = workload(1.0).model_dump(mode="json")
+    own["train"]["barrier"] = barrier
+    own["metric"] = dict(zip(("exclude_start_steps", "exclude_end_steps"), excluded, strict=True))
+    run = simulate(Workload(**own), SERVICE, System(), 1, 10)
+    assert run.au_percent == (None if percent is None else pytest.approx(percent))
+
+
 def test_a_target_that_never_rests_limits_the_rate():
     run = simulate(workload(), SERVICE, System(cores=64, ranks_per_node=64, metadata=64), 64, 50)
     assert run.samples_per_s == pytest.approx(1 / 0.002, rel=0.02)

@@ -57,6 +57,14 @@ def test_published_results_of_a_gpus_family_apply_to_it(
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_file_that_stays_in_memory_is_not_said_to_be_read_from_elsewhere(tmp_path):
+    """On tmpfs, files are in memory only."""
+    out = tmp_path / "mine.toml"
+    assert cli.main(["doctor", "--calibrate", "--stage", "/dev/shm", "--out", str(out)]) == 0
+    assert machine(str(out)).sources["storage.local_read"].endswith("256 MiB, 100% of it in memory")
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("words", "says"), [([], "add --out"), (["--out", "old.toml"], "exists")])
 def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, capsys, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)

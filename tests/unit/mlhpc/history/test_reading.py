@@ -139,11 +139,13 @@ def test_a_tree_of_another_submitter_is_a_record_per_set(tmp_path: Path, capsys)
 def test_predictions_and_profiles(tmp_path: Path, capsys) -> None:
     predicted = {"benchmark": "deepcam", "machine": "perlmutter", "nodes": 4, "step_s": [0.1, 0.09, 0.12],
                  "time_to_train_s": [600.0, 500.0, 700.0]}  # fmt: skip
-    profile = {"benchmark": "deepcam", "preset": "smoke", "step_s": 0.2, "date": "2026-05-01T00:00:00+00:00"}
+    profile = {"benchmark": "deepcam", "preset": "smoke", "device": "NVIDIA A100", "gpu": True, "step_s": 0.3,
+               "step_without_profiler_s": 0.2, "date": "2026-05-01T00:00:00+00:00"}  # fmt: skip
     for name, content in (("a", [predicted]), ("b", profile)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     rows = {row["kind"]: row for row in added(capsys, tmp_path / "a.json", tmp_path / "b.json")}
     assert rows["prediction"]["time_to_train_s"] == 600.0 and rows["prediction"]["system"] == "perlmutter"
+    assert rows["profile"]["machine"] == "NVIDIA A100"
     assert rows["profile"]["training_step_s"] == 0.2 and rows["profile"]["when"] == "2026-05-01T00:00:00Z"
 
 

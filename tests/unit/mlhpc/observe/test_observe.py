@@ -111,6 +111,20 @@ def test_in_the_first_epoch_the_rate_is_that_of_the_steps_so_far(tmp_path: Path)
     assert now.best is None and now.left_s is None
 
 
+def test_the_rate_of_the_first_epoch_is_that_of_all_its_parts(tmp_path: Path) -> None:
+    """Before an evaluation within it, 40 steps of 16 samples in 8 s; so far, 50 in 8 + 2 s."""
+    out = started(tmp_path / "run", epochs=0)
+    with (out / "events.rank0.jsonl").open("a") as file:
+        for event in (
+            {"t": 58.0, "event": "end", "name": "train", "epoch": 1, "seconds": 8.0},
+            {"t": 60.0, "event": "begin", "name": "train", "epoch": 1},
+            {"t": 62.0, "event": "progress", "name": "train of epoch 1", "step": 50},
+        ):
+            file.write(json.dumps(event) + "\n")
+    now = Follower(out).look()
+    assert (now.step, now.samples_per_s) == (50, pytest.approx(50 * 16 / 10))
+
+
 def test_a_follower_reads_only_whole_lines_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     out = started(tmp_path / "run", epochs=1)
     follower = Follower(out)

@@ -51,6 +51,12 @@ def test_perf_counts_flops_by_width_and_bytes_by_unit():
     assert (row.model_flops, row.model_bytes) == (layer.product_flops + layer.other_flops, layer.bytes)
 
 
+def test_counts_of_processes_are_not_those_of_one_of_two_ranks():
+    with pytest.raises(UserError, match="perf stat does not state how many of the 2 ranks it covers"):
+        read(FILES / "perf_stat.json", steps=2, ranks=2)
+    assert read(FILES / "ncu.csv", steps=None, ranks=2).kernels, "of each launch, on whichever rank"
+
+
 @pytest.mark.parametrize(
     ("file", "convolution", "add"),
     [

@@ -47,6 +47,25 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
     assert step.predicted[1] < step.predicted[0] < step.predicted[2]
 
 
+@pytest.mark.parametrize(("is_cpu", "processors"), [("true", 1), ("false", 2)])
+def test_the_ranks_of_a_node_share_its_processor_but_not_a_gpu(tmp_path: Path, is_cpu, processors) -> None:
+    """8 epochs of 16384 samples: either half of them on each of two GPUs, or all on one processor."""
+    text = f"""title = "mine"
+{ACCELERATOR}is_cpu = {is_cpu}
+[links]
+peers = {{ value = "100 GB/s", source = "x" }}
+[efficiency]
+convolution_3d = {{ value = "0.5", source = "no launches: a step is in proportion to its samples" }}
+"""
+    given = parse(text, "mine.toml", "mine")
+    run = read(make_run(tmp_path / "run", ranks=2))
+    assert run.config is not None
+    sample = Model(given, run.config).roofline / 0.5
+    (training,) = (part for part in beside(run, given).parts if part.label == "Training steps")
+    assert training.predicted is not None
+    assert training.predicted[0] == pytest.approx(8 * 16384 * sample / processors, rel=0.05)
+
+
 def test_as_many_evaluations_are_predicted_as_were_made(tmp_path: Path) -> None:
     """Eight, whether the settings ask for one after every epoch or, as ResNet-50's, every four."""
     result = read(make_run(tmp_path / "run")).result
