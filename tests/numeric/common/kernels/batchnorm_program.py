@@ -51,31 +51,35 @@ def check(channels, dtype, tolerance, relu, added):
         close(getattr(norm, name).grad, getattr(truth, name).grad, 2e-6)
 
 
-for relu, added in itertools.product((False, True), repeat=2):
-    check(16, torch.float32, 2e-6, relu, added)
-    check(72, torch.float16, 1e-3, relu, added)
-    check(72, torch.bfloat16, 8e-3, relu, added)
+def main():
+    for relu, added in itertools.product((False, True), repeat=2):
+        check(16, torch.float32, 2e-6, relu, added)
+        check(72, torch.float16, 1e-3, relu, added)
+        check(72, torch.bfloat16, 8e-3, relu, added)
 
-# A block of the network takes the sum and the ReLU into its batch norm.
-for options in ({}, {"stride": 2}, {"closing": True, "relu": False}):
-    block = model.Block(8, [8, 16 if options else 8], **options).to(memory_format=last)
-    x, results = drawn(1, 8, 6, 6), []
-    for fused in (True, False):
-        batchnorm._can_fuse = lambda _, fused=fused: fused
-        model.on_cpu = lambda _, fused=fused: not fused
-        block.zero_grad()
-        y = block(x)
-        y.square().sum().backward()
-        results.append([y.detach(), *(weight.grad.clone() for weight in block.parameters())])
-    for ours, theirs in zip(*results, strict=True):
-        close(ours, theirs.double(), 1e-5)
+    # A block of the network takes the sum and the ReLU into its batch norm.
+    for options in ({}, {"stride": 2}, {"closing": True, "relu": False}):
+        block = model.Block(8, [8, 16 if options else 8], **options).to(memory_format=last)
+        x, results = drawn(1, 8, 6, 6), []
+        for fused in (True, False):
+            batchnorm._can_fuse = lambda _, fused=fused: fused
+            model.on_cpu = lambda _, fused=fused: not fused
+            block.zero_grad()
+            y = block(x)
+            y.square().sum().backward()
+            results.append([y.detach(), *(weight.grad.clone() for weight in block.parameters())])
+        for ours, theirs in zip(*results, strict=True):
+            close(ours, theirs.double(), 1e-5)
 
-# An activation that overflowed shows in its channel: a GPU's maximum drops NaN, which the interpreter's does not.
-interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
-batchnorm._can_fuse = lambda x: True
-for relu, added in itertools.product((False, True), repeat=2):
-    x = drawn(2, 8, 4, 4)
-    x[0, 3, 1, 1] = float("inf")
-    y = BatchNorm(8, relu=relu)(x, added=drawn(2, 8, 4, 4) if added else None)
-    assert y[:, 3].isnan().all() and y[:, :3].isfinite().all()
-print("equal")
+    # An activation that overflowed shows in its channel. A GPU's maximum drops NaN, the interpreter's does not.
+    interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
+    batchnorm._can_fuse = lambda x: True
+    for relu, added in itertools.product((False, True), repeat=2):
+        x = drawn(2, 8, 4, 4)
+        x[0, 3, 1, 1] = float("inf")
+        y = BatchNorm(8, relu=relu)(x, added=drawn(2, 8, 4, 4) if added else None)
+        assert y[:, 3].isnan().all() and y[:, :3].isfinite().all()
+    print("equal")
+
+
+main()
