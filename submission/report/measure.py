@@ -35,8 +35,8 @@ from mlhpc.submission.score.set_score import target_of
 
 def entries_of(results: ResultSet) -> list[Entry]:
     """The entries of a set, one per configuration."""
-    keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_ranks",
-            "train_samples", "submission_benchmark", "submission_division", "resumed",
+    keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_accelerators",
+            "number_of_ranks", "train_samples", "submission_benchmark", "submission_division", "resumed",
             "preset_version", "parts_version"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
         keys += ["submission_org", "submission_platform"]
@@ -214,7 +214,8 @@ def _units(
         model = _named(description.get("accelerator_model_name")) or ", ".join(
             dict.fromkeys(env.accelerators)
         )
-        return "accelerator", model or "model not known", nodes * each, nodes
+        total = _count(log.value("number_of_accelerators")) or nodes * each
+        return "accelerator", model or "model not known", total, nodes
     model = _named(description.get("host_processor_model_name")) or env.cpu or "model not known"
     processors = _count(description.get("host_processors_per_node"))
     if nodes and processors:
