@@ -43,6 +43,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]
+    whole = [e for e in measured if e.whole_runs]
     predicted = [p for p in comparison.predictions if p.problem == first.problem]
     return {
         "title": first.title,
@@ -51,8 +52,8 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
         "staged_inside": ", ".join(e.letter for e in group if e.staged == IN_CLOCK),
         "staged_before": ", ".join(e.letter for e in group if e.staged == BEFORE_CLOCK),
         "sets": _sets(group),
-        "measured": len(measured),
-        "breakdown": breakdown(measured) if measured else None,
+        "measured": len(whole),
+        "breakdown": breakdown(whole) if whole else None,
         "planes": planes(originals),
         "differences": differences_table(originals),
         "staging": _staging(measured),

@@ -137,15 +137,20 @@ class Entry:
         scaling."""
         return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
 
+    @property
+    def whole_runs(self) -> tuple[RunFacts, ...]:
+        """The runs whose clock covers all of the training; a resumed run has rates, but no time to solution."""
+        return () if self.over == OVER_RESUMED else self.runs
+
     @cached_property
     def time_s(self) -> Spread | None:
         """The spread of the runs' total times in seconds."""
-        return spread(r.phases.total for r in self.runs)
+        return spread(r.phases.total for r in self.whole_runs)
 
     @property
     def parts_s(self) -> dict[str, float]:
         """Mean seconds of each part; the parts add up to the mean total time."""
-        parts = [r.phases.parts() for r in self.runs]
+        parts = [r.phases.parts() for r in self.whole_runs]
         return {key: statistics.fmean(p[key] for p in parts) for key in parts[0]} if parts else {}
 
     @property
@@ -156,7 +161,7 @@ class Entry:
     @property
     def epochs(self) -> Spread | None:
         """The spread of the runs' numbers of epochs."""
-        return spread(r.epochs for r in self.runs if r.epochs)
+        return spread(r.epochs for r in self.whole_runs if r.epochs)
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -223,10 +228,9 @@ class Entry:
     def joules(self) -> dict[str, Spread | None]:
         """Energy in joules by kind of counter, over the runs without missing counters; None if there are no such
         runs."""
-        kinds = measured_in(r.energy for r in self.runs)
-        return {
-            kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds
-        }
+        runs = self.whole_runs
+        kinds = measured_in(r.energy for r in runs)
+        return {kind: spread(r.energy[kind].whole_joules for r in runs if kind in r.energy) for kind in kinds}
 
     @property
     def measured(self) -> Measured | None:
@@ -236,7 +240,7 @@ class Entry:
         rest = spread(r.phases.rest for r in self.runs)
         if not (self.scale and self.batch and epochs and epoch_s and staging and rest):
             return None
-        if self.over in (OVER_ENDED, OVER_UNKNOWN, OVER_RESUMED) or epoch_s.mean <= 0:
+        if self.over in (OVER_ENDED, OVER_UNKNOWN) or epoch_s.mean <= 0:
             return None
         return Measured(
             self.letter,

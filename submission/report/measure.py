@@ -96,8 +96,8 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     )
     target, score = _scored(results, benchmark, logs, split)
     runs, over = _measured_runs(logs, target, score)
-    if score and value("resumed"):
-        score, over = _of_resumed(score), OVER_RESUMED
+    if value("resumed"):
+        score, over = score and _of_resumed(score), OVER_RESUMED
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     system = results.system or _named(value("submission_platform")) or env.hostname or results.path.name

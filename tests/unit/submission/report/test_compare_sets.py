@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -18,6 +19,14 @@ from mlhpc.submission.report.compare import compare, letter
 from mlhpc.submission.report.compare_page import page
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, NOT_LOGGED, OVER_ENDED
 from mlhpc.submission.report.spread import spread
+
+
+def rows(html: str, name: str) -> list[dict[str, Any]]:
+    """The rows of a table of the page that has one problem."""
+    (link,) = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == f"{name}.json"]
+    found: list[dict[str, Any]] = json.loads(unquote(link.partition(",")[2]))
+    return found
+
 
 # A set.
 
@@ -180,6 +189,32 @@ def test_resumed_runs_are_separate_and_not_results(tmp_path: Path) -> None:
     assert (whole.logs, resumed.logs) == (9, 1)
     assert resumed.score and resumed.score.why.startswith("resumed from a checkpoint")
     assert resumed.measured is None and resumed.made_from.endswith("which do not count")
+
+
+def test_resumed_runs_have_rates_but_no_time_to_solution(tmp_path: Path, capsys) -> None:
+    """Their clock covers only the last part: 2 minutes on 32 units, after 41 on 8, are no speed-up of 20."""
+
+    def resume(number: int, made: Records) -> None:
+        made.insert(0, {**made[0], "key": "resumed", "value": True})
+
+    make_set(tmp_path / "org", minutes=[41.0] * 10, system="first", nodes=2)
+    make_set(tmp_path / "org", minutes=[2.0] * 10, system="resumed", nodes=8, edit=resume)
+    html = page(compare([tmp_path]))
+    first, resumed = rows(html, "scaling")
+    assert (first["speed-up"], first["time, min"]) == ("", 41.0)
+    columns = ("epochs", "time, min", "speed-up", "efficiency", "budget, h · units")
+    assert [resumed[column] for column in columns] == [""] * 5
+    # 19 epochs in the minute without staging, 90% of it training, on 32 accelerators.
+    assert resumed["training, samples/s per unit"] == pytest.approx(19 * SAMPLES / 54 / 32, rel=0.01)
+    assert len(rows(html, "breakdown")) == 1
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    content = next(s for s in json.loads(capsys.readouterr().out)["sets"] if s["system"] == "resumed")
+    assert (content["time_s"], content["epochs"], content["parts_s"], content["energy_j"]) == (
+        None,
+        None,
+        {},
+        {},
+    )
 
 
 def test_sets_with_coarse_epochs_are_a_problem_of_their_own(tmp_path: Path) -> None:
@@ -374,9 +409,7 @@ def test_two_runs_span_their_own_range_and_three_the_interval_of_students_t() ->
 
 
 def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path) -> None:
-    html = page(compare([scaling_tree(tmp_path)]))
-    (link,) = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == "scaling.json"]
-    small, large = json.loads(unquote(link.partition(",")[2]))
+    small, large = rows(page(compare([scaling_tree(tmp_path)])), "scaling")
     assert (small["speed-up"], small["efficiency"]) == (1.0, 1.0)
     assert large["speed-up"] == pytest.approx(41.0045 / 11.0045, rel=1e-4)
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
