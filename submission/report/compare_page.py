@@ -98,9 +98,10 @@ def _score(entry: Entry) -> Cell:
     if score.minutes is None:
         mean = f"mean {plain(time.mean / 60)} of {entry.over}" if time else ""
         return Cell("no score", (score.why, mean), "")
-    about = f"± {time.sd / 60:.2f}" if time and time.has_interval and time.sd else ""
     if isinstance(score, Weak):
         about = f"TTTa; (T, S, M′) = ({score.T}, {score.S}, {score.M})"
+    else:
+        about = f"all that converged: {plain(score.mean)} ± {score.spread:.2f}" if score.spread else ""
     return Cell(f"{score.minutes:.4f}", (about,), score.minutes)
 
 

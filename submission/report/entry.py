@@ -3,7 +3,7 @@
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -42,9 +42,10 @@ class Entry:
     """One set of runs of one configuration, measured.
 
     ``letter`` names the set in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine``: the
-    unit's model. ``runs`` are those used for the measurements, and ``over`` describes them. ``official``: whether
-    the sample counts are those of a published data set; None if unknown. ``data_set``: the (training, evaluation)
-    samples of that published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
+    unit's model. ``runs`` are those used for the measurements, and ``over`` describes them; ``left_out`` are the
+    fastest and slowest, which converged but do not count in the score. ``official``: whether the sample counts are
+    those of a published data set; None if unknown. ``data_set``: the (training, evaluation) samples of that
+    published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
     ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
     or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
     set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator;
@@ -73,6 +74,7 @@ class Entry:
     target: Target | None
     logs: int
     runs: tuple[RunFacts, ...]
+    left_out: tuple[RunFacts, ...]
     over: str
     score: Strong | Weak | None
     notes: tuple[str, ...]
@@ -141,6 +143,14 @@ class Entry:
     def whole_runs(self) -> tuple[RunFacts, ...]:
         """The runs whose clock covers all of the training; a resumed run has rates, but no time to solution."""
         return () if self.over == OVER_RESUMED else self.runs
+
+    @cached_property
+    def of_all(self) -> "Entry":
+        """The entry measured over all runs that converged, as every confidence interval is: Student's t does not
+        hold for the runs in a score, which lack the fastest and the slowest."""
+        if not self.left_out:
+            return self
+        return replace(self, runs=self.runs + self.left_out, left_out=(), over=OVER_CONVERGED)
 
     @cached_property
     def time_s(self) -> Spread | None:
@@ -234,23 +244,21 @@ class Entry:
 
     @property
     def measured(self) -> Measured | None:
-        """The input of the scaling model; None if the logs do not contain all of it."""
-        epochs, epoch_s = self.epochs, self.steady_epoch_s
+        """The input of the scaling model; None if the logs do not contain all of it. The ranges of the means are
+        the intervals over all runs that converged."""
+        both = zip(self._terms(), self.of_all._terms(), strict=True)
+        terms = [(term.mean, *every.interval[1:]) for term, every in both if term and every]
+        if not (self.scale and self.batch and len(terms) == 4) or self.over in (OVER_ENDED, OVER_UNKNOWN):
+            return None
+        epochs, epoch_s, staging, rest = terms
+        if epoch_s[0] <= 0:
+            return None
+        return Measured(self.letter, self.scale, self.batch, epochs, epoch_s, staging, rest)
+
+    def _terms(self) -> tuple[Spread | None, ...]:
+        """The epochs, and the seconds of an epoch, of staging with first-epoch excess, and of the rest."""
         staging = spread(r.phases.staging + (r.phases.first_epoch_excess or 0.0) for r in self.runs)
-        rest = spread(r.phases.rest for r in self.runs)
-        if not (self.scale and self.batch and epochs and epoch_s and staging and rest):
-            return None
-        if self.over in (OVER_ENDED, OVER_UNKNOWN) or epoch_s.mean <= 0:
-            return None
-        return Measured(
-            self.letter,
-            self.scale,
-            self.batch,
-            epochs.interval,
-            epoch_s.interval,
-            staging.interval,
-            rest.interval,
-        )
+        return self.epochs, self.steady_epoch_s, staging, spread(r.phases.rest for r in self.runs)
 
 
 def _steady(phases: Phases) -> float | None:

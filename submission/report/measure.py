@@ -4,6 +4,7 @@ logs have different configurations is split, because each entry has a single con
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -95,9 +96,9 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         *(f"{each} in one set: its runs are not comparable (docs/reference/stability.md)" for each in mixed),
     )
     target, score = _scored(results, benchmark, logs, split)
-    runs, over = _measured_runs(logs, target, score)
+    runs, left_out, over = _measured_runs(logs, target, score)
     if value("resumed"):
-        score, over = score and _of_resumed(score), OVER_RESUMED
+        score, left_out, over = score and _of_resumed(score), (), OVER_RESUMED
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     system = results.system or _named(value("submission_platform")) or env.hostname or results.path.name
@@ -109,7 +110,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         division=division, preset=results.preset, when=_month(logs[0]), unit=unit, machine=machine,
         software=str(description.get("framework") or software), scale=scale, nodes=nodes,
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
-        official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
+        official=official, target=target, logs=len(logs), runs=runs, left_out=left_out, over=over, score=score,
         notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
         log_ids=frozenset(filter(None, map(_log_id, logs))),
         versions={what: min(numbers) for what, numbers in versions.items() if numbers},
@@ -160,20 +161,26 @@ def _log_id(log: Log) -> tuple[float, float] | None:
 
 def _measured_runs(
     logs: list[Log], target: Target | None, score: Strong | Weak | None
-) -> tuple[tuple[RunFacts, ...], str]:
+) -> tuple[tuple[RunFacts, ...], tuple[RunFacts, ...], str]:
+    """The runs to measure, the runs that converged but that the score of the time to solution leaves out, and a
+    description of the former."""
     scored = {r.path: r for r in score.runs} if score else {}
     over = OVER_SCORED if score and score.minutes is not None else OVER_CONVERGED
     chosen = [log for log in logs if (r := scored.get(log.path)) and r.converged]
+    extreme = [log for log in chosen if over == OVER_SCORED and scored[log.path].dropped]
     if over == OVER_SCORED:
         chosen = [log for log in chosen if not scored[log.path].dropped]
     if not chosen:
         chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED if target else OVER_UNKNOWN
-    measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
-    facts = (
+    return _facts(chosen, target), _facts(extreme if isinstance(score, Strong) else (), target), over
+
+
+def _facts(logs: Iterable[Log], target: Target | None) -> tuple[RunFacts, ...]:
+    return tuple(
         RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))
-        for log, parts in measured
+        for log in logs
+        if (parts := phases(log)) and 0 < parts.total < math.inf
     )
-    return tuple(facts), over
 
 
 def _epochs_to_target(log: Log, parts: Phases, target: Target | None) -> int:

@@ -209,12 +209,7 @@ def test_resumed_runs_have_rates_but_no_time_to_solution(tmp_path: Path, capsys)
     assert len(rows(html, "breakdown")) == 1
     assert cli.main(["report", str(tmp_path), "--json"]) == 0
     content = next(s for s in json.loads(capsys.readouterr().out)["sets"] if s["system"] == "resumed")
-    assert (content["time_s"], content["epochs"], content["parts_s"], content["energy_j"]) == (
-        None,
-        None,
-        {},
-        {},
-    )
+    assert [content[key] for key in ("time_s", "epochs", "parts_s", "energy_j")] == [None, None, {}, {}]
 
 
 def test_sets_with_coarse_epochs_are_a_problem_of_their_own(tmp_path: Path) -> None:
@@ -406,6 +401,25 @@ def test_two_runs_span_their_own_range_and_three_the_interval_of_students_t() ->
     assert two and two.interval == pytest.approx((12, 10, 14))
     # t(0.975, 2 degrees of freedom) = 4.3027 (NIST/SEMATECH e-Handbook, 1.3.6.7.2)
     assert three and three.interval[2] == pytest.approx(12 + 4.3027 * 2 / math.sqrt(3), rel=1e-4)
+
+
+def test_intervals_are_over_all_runs_that_converged(tmp_path: Path, capsys) -> None:
+    """By hand: mean 3.522 min, standard deviation 2.622; the mean of the score, without the fastest and slowest,
+    is 2.7233. t(0.975, 4 degrees of freedom) = 2.7764 (NIST/SEMATECH e-Handbook, 1.3.6.7.2): 3.522 ± 3.256."""
+    make_set(tmp_path / "org", "deepcam", [1.35, 2.70, 2.72, 2.75, 8.09], staging_minutes=0.0)
+    comparison = compare([tmp_path])
+    (measured,) = (entry.measured for entry in comparison.entries)
+    epochs = 13  # all of equal length
+    assert measured and measured.epoch_s == pytest.approx(
+        [m * 60 / epochs for m in (2.7233, 0.2664, 6.7776)], rel=1e-3
+    )
+    assert "2.7233 all that converged: 3.52 ± 2.62" in Page(page(comparison)).text
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    (content,) = json.loads(capsys.readouterr().out)["sets"]
+    assert content["score_min"] == pytest.approx(2.7233, rel=1e-4)
+    assert (content["runs"], content["time_s"].pop("n")) == (5, 5)
+    ends = {"mean": 3.522 * 60, "low95": 0.2664 * 60, "high95": 6.7776 * 60}
+    assert content["time_s"] == pytest.approx(ends, rel=1e-3)
 
 
 def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path) -> None:
