@@ -43,7 +43,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]
-    whole = [e for e in measured if e.whole_runs]
+    timed = [e for e in measured if e.whole_runs]
     predicted = [p for p in comparison.predictions if p.problem == first.problem]
     return {
         "title": first.title,
@@ -52,8 +52,8 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
         "staged_inside": ", ".join(e.letter for e in group if e.staged == IN_CLOCK),
         "staged_before": ", ".join(e.letter for e in group if e.staged == BEFORE_CLOCK),
         "sets": _sets(group),
-        "measured": len(whole),
-        "breakdown": breakdown(whole) if whole else None,
+        "measured": len(timed),
+        "breakdown": breakdown(timed) if timed else None,
         "planes": planes(originals),
         "differences": differences_table(originals),
         "staging": _staging(measured),
@@ -185,10 +185,13 @@ def _energy(shown: Sequence[Entry]) -> Table:
 
 
 def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[Cell, Cell]:
-    """Speed-up and efficiency relative to the smallest set of the same machine, division and metric."""
-    of = entry.line, entry.division, entry.metric
+    """Speed-up and efficiency relative to the smallest set of the same machine, software, division and metric."""
+
+    def kind(e: Entry) -> tuple[object, ...]:
+        return e.line, e.software, e.division, e.metric
+
     off_target = (OVER_ENDED, OVER_UNKNOWN)
-    alike = [e for e in shown if (e.line, e.division, e.metric) == of and e.over not in off_target]
+    alike = [e for e in shown if kind(e) == kind(entry) and e.comparable and e.over not in off_target]
     line = {e.letter: (e.scale, e.time_s.mean) for e in alike if e.scale and e.time_s}
     if entry.letter not in line or len({scale for scale, _ in line.values()}) < 2:
         return Cell(), Cell()

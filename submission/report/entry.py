@@ -1,6 +1,5 @@
 """A measured set of runs of one configuration, for comparisons."""
 
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -49,7 +48,9 @@ class Entry:
     ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
     or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
     set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator;
-    ``comparable``: False if they differ from those of an earlier set.
+    ``comparable``: False if they differ from those of an earlier set. ``network``: the settings of the network and
+    of the shape of its samples that are not the preset's. ``line``: submitter, kind of unit, and machine, with how
+    steps are computed; the sets of a line differ in size, and are connected in charts of throughput scaling.
     """
 
     letter: str
@@ -83,6 +84,8 @@ class Entry:
     coarse: bool
     log_ids: frozenset[tuple[float, float]]
     versions: Mapping[str, int]
+    network: str
+    line: tuple[str, str, str]
     copy_of: str = ""
     comparable: bool = True
 
@@ -93,14 +96,16 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), a target
-        that is not the official one, and whether some epochs used coarser samples."""
+        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), a
+        network that is not the preset's, a target that is not the official one, and whether some epochs used
+        coarser samples."""
         samples = f"{whole(self.data_set[0])} training samples" if self.data_set[0] else ""
-        preset = f"preset {self.problem[3]}" if self.problem[3] else ""
         rules, own = score_rules(self.benchmark), self.target
         target = f"target {own.value:g}" if own and rules and own.value != rules[0].value else ""
         coarse = "some epochs on coarser samples" if self.coarse else ""
-        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset, target, coarse) if t)
+        return " · ".join(
+            t for t in (registry.title(self.benchmark), samples, self.problem[3], target, coarse) if t
+        )
 
     @property
     def made_from(self) -> str:
@@ -127,17 +132,12 @@ class Entry:
 
     @property
     def problem(self) -> tuple[str, int | None, int | None, str, float | None, bool]:
-        """A key that identifies the problem (benchmark, data set, target and, unless the data set is official,
-        preset). Sets of the same problem may share a chart."""
-        own = "" if self.official or self.preset is None else self.preset
+        """A key that identifies the problem (benchmark, data set, network, target and, unless the data set is
+        official, preset). Sets of the same problem may share a chart."""
+        preset = "" if self.official or self.preset is None else f"preset {self.preset}"
+        own = " · ".join(filter(None, (preset, self.network)))
         target = self.target.value if self.target else None
         return self.benchmark, *self.data_set, own, target, self.coarse
-
-    @cached_property
-    def line(self) -> tuple[str, str, str]:
-        """The key of a submitter's machine; the sets of a machine are connected in charts of throughput
-        scaling."""
-        return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
 
     @property
     def whole_runs(self) -> tuple[RunFacts, ...]:

@@ -3,6 +3,7 @@ logs have different configurations is split, because each entry has a single con
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.benchmarks.schema import COMPUTATION, Run
 from mlhpc.quantities import whole
 from mlhpc.record.environment import Environment
 from mlhpc.record.mllog import Log
@@ -101,7 +103,10 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         score, left_out, over = score and _of_resumed(score), (), OVER_RESUMED
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
-    system = results.system or _named(value("submission_platform")) or env.hostname or results.path.name
+    platform, run = _named(value("submission_platform")), results.configurations.get(logs[0].path)
+    system = results.system or platform or env.hostname or results.path.name
+    # In a tree, each size of a machine is a system of its own.
+    line = org, unit, _place(machine, "" if results.is_tree else platform or env.system, run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
     software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
@@ -114,7 +119,28 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
         log_ids=frozenset(filter(None, map(_log_id, logs))),
         versions={what: min(numbers) for what, numbers in versions.items() if numbers},
+        network=_network(run), line=line,
     )  # fmt: skip
+
+
+def _place(machine: str, system: str | None, run: Run | None) -> str:
+    """Where and how a set ran: model of the machine, system, and how steps are computed where it is not the
+    default."""
+    settings = dict(load.dotted(run.model_dump(mode="json", exclude_defaults=True))) if run else {}
+    computed = (f"{key} {settings[key]}" for key in COMPUTATION if key in settings)
+    return ", ".join(filter(None, (re.sub(r"\s*\(.*?\)", "", machine), system, *computed)))
+
+
+def _network(run: Run | None) -> str:
+    if run is None:
+        return ""
+    published = load.load(run.benchmark, run.preset) if run.preset in load.presets(run.benchmark) else None
+    of_network: Any = {"network": True, "data": {"sample_shape"}}
+    before, now = (
+        each.model_dump(mode="json", include=of_network) if each else {} for each in (published, run)
+    )
+    changed = load.differing(before, now)
+    return ", ".join(f"{key} {own}" for key, (_, own) in changed.items() if key != "network.parameters")
 
 
 def _versions(logs: list[Log]) -> dict[str, set[int]]:

@@ -22,10 +22,9 @@ from mlhpc.submission.report.spread import spread
 
 
 def rows(html: str, name: str) -> list[dict[str, Any]]:
-    """The rows of a table of the page that has one problem."""
-    (link,) = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == f"{name}.json"]
-    found: list[dict[str, Any]] = json.loads(unquote(link.partition(",")[2]))
-    return found
+    """The rows of a table, of all problems of the page."""
+    links = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == f"{name}.json"]
+    return [row for link in links for row in json.loads(unquote(link.partition(",")[2]))]
 
 
 # A set.
@@ -427,6 +426,39 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path
     assert (small["speed-up"], small["efficiency"]) == (1.0, 1.0)
     assert large["speed-up"] == pytest.approx(41.0045 / 11.0045, rel=1e-4)
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
+
+
+def test_speed_up_is_only_of_sets_that_differ_in_size(tmp_path: Path) -> None:
+    """Each set has the same time on two ranks as the base on one: a speed-up of 1 where nothing else differs."""
+    settings = {"precision": "training.precision=mixed_bfloat16", "network": "network.conv_filters=2"}
+    hosts = {"same": "n7.local", "host": "other"}
+    names = ("base", "same", "precision", "network", "host", "platform", "software", "version")
+    for day, name in enumerate(names):
+
+        def log(made: Records, day: int = day, name: str = name) -> None:
+            made.insert(0, {**made[0], "key": "preset_version", "value": 2 if name == "version" else 1})
+            for record in made:
+                record["time_ms"] += 86_400_000 * day
+                if record["key"] == "submission_platform" and name == "platform":
+                    record["value"] = "Beta"
+
+        def env(facts: dict[str, Any], name: str = name) -> None:
+            facts["hostname"] = hosts.get(name, "n0")
+            if name == "software":
+                facts["packages"]["tensorflow-cpu"] = "2.99"
+
+        chosen = [settings[name]] if name in settings else []
+        make_run(tmp_path / name, settings=chosen, ranks=2 - (name == "base"), log=log, env=env)
+    comparison = compare([tmp_path / name for name in names])
+    of = {entry.letter: entry.path.name for entry in comparison.entries}
+    scaling = {of[row["set"].split()[0]]: (row["speed-up"], row["efficiency"])
+               for row in rows(page(comparison), "scaling")}  # fmt: skip
+    assert scaling == dict.fromkeys(names, ("", "")) | {"base": (1.0, 1.0), "same": (1.0, 0.5)}
+    problems = [[entry.path.name for entry in group] for group in comparison.by_problem]
+    assert ["network"] in problems and len(problems) == 2
+    machines = [p.machine for p in comparison.predictions if p.measured_min is None]
+    others = ("n, training.precision mixed_bfloat16", "other", "Beta")
+    assert {machine.partition(">, ")[2] for machine in machines} == {"n", *others}
 
 
 def test_letters_continue_after_z() -> None:
