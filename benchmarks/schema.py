@@ -34,6 +34,16 @@ DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch fin
 """Description of ``training.device`` for benchmarks in PyTorch."""
 
 
+COMPUTATION = (
+    "training.precision",
+    "training.compile",
+    "training.cuda_graphs",
+    "training.channels_last",
+    "training.cpu_kernels",
+)
+"""How a step of the network is computed."""
+
+
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -362,6 +362,21 @@ def _on_cpus(run: Run) -> bool:
     return getattr(run.training, "device", "") == "cpu"
 
 
+def _accelerators(run: Run, world: World) -> dict[str, int]:
+    """The records of the accelerators that the run uses, which are its scale: one for each rank, since PyTorch's
+    world and NCCL refuse shared ones. What a rank sees does not count them: with ``srun --gpus-per-task``, it is
+    only the rank's own. If nodes have different numbers of ranks, the rules' record is rounded up."""
+    if _on_cpus(run) or not on_rank0(world, lambda: bool(usable())):
+        return {"accelerators_per_node": 0}
+    each, uneven = -(-world.size // world.nodes), world.size % world.nodes != 0
+    if uneven and world.rank == 0:
+        sys.stderr.write(
+            f"mlhpc: warning: {world.size} accelerators on {world.nodes} nodes: accelerators_per_node is logged "
+            f"as {each}, which overstates the scale in MLPerf's tools\n"
+        )
+    return {"accelerators_per_node": each, **({"number_of_accelerators": world.size} if uneven else {})}
+
+
 def _log_facts(
     run: Run,
     resume: Path | None,
@@ -391,7 +406,6 @@ def _log_facts(
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
     coarse = getattr(run.training, "coarse_epochs", ())
-    used = 0 if _on_cpus(run) else min(on_rank0(world, lambda: len(usable())), world.local_size)
     log.hyperparameters(
         {
             "cache_clear": clear,
@@ -401,7 +415,7 @@ def _log_facts(
             "submission_status": submission.status,
             "submission_platform": submission.platform,
             "number_of_nodes": world.nodes,
-            "accelerators_per_node": used,
+            **_accelerators(run, world),
             "seed": seed,
             # These are not keys of the logging rules, but the suite's own check reads them.
             **{f"{what}_version": number for what, number in versions.items()},

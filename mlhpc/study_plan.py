@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.schema import COMPUTATION, Run
 from mlhpc.benchmarks.toml_lines import parse_value
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import Manifest
@@ -42,14 +42,6 @@ AFTER_A_STUDY = (
     "emulation.eval_step_s",
 )
 """Evaluations and later epochs, which a study does not reach."""
-COMPUTATION = (
-    "training.precision",
-    "training.compile",
-    "training.cuda_graphs",
-    "training.channels_last",
-    "training.cpu_kernels",
-)
-"""How a step of the network is computed."""
 EMULATED = "applies to computed steps, not to emulated ones"
 MAX_NAME = 200
 """Maximum length of the description in a cell's folder name; file systems allow 255 bytes in total."""

@@ -1,6 +1,7 @@
 """``env.json``: the machine, software and command of a run, and the cores of its ranks, for reports and
 comparisons."""
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,20 @@ class Environment(Machine):
     def machines(self) -> tuple[Machine, ...]:
         """The known nodes of the run."""
         return self.nodes or ((self,) if self.hostname else ())
+
+    @property
+    def system(self) -> str | None:
+        """The Slurm job's cluster or, outside Slurm, the host name without the node's number."""
+        names = self.variables if isinstance(self.variables, dict) else {}
+        cluster = names.get("SLURM_CLUSTER_NAME")
+        named = cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
+        return named or without_number(self.hostname)
+
+
+def without_number(host: str | None) -> str | None:
+    """The part of the ``host`` name that the nodes of a system have in common, such as ``nid`` for
+    ``nid000042.local``."""
+    return re.sub(r"[-_]?\d*$", "", (host or "").partition(".")[0]) or host
 
 
 def write_environment(path: Path, data: Path, world: World, binding: Mapping[str, Any]) -> None:

@@ -26,7 +26,10 @@ SCALING = "scaling.json"
 2.1."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
 """Prefixes of hyperparameter keys (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
-SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
+SIZES = (
+    "global_batch_size", "train_samples", "eval_samples",
+    "number_of_nodes", "accelerators_per_node", "number_of_accelerators",
+)  # fmt: skip
 _SET_KEYS = frozenset(
     {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
 )

@@ -66,7 +66,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str
 
     reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
     runs = []
-    for run in entry.runs:
+    for run in entry.of_all.whole_runs:
         parts, epochs = run.phases, len(run.phases.epochs)
         runs.append(
             RunFigures(

@@ -10,9 +10,9 @@ from typing import Any
 
 from mlhpc.errors import UserError
 from mlhpc.history.index import opened
-from mlhpc.history.reading import without_number
 from mlhpc.history.store import contents, files, put
 from mlhpc.quantities import count
+from mlhpc.record.environment import without_number
 from mlhpc.record.history import HistoryRecord, time_text
 
 _PRIVATE = frozenset({"command", "data", "variables", "job", "org", "submission", "stage", "nodes_of"})

@@ -97,23 +97,12 @@ def _when(run: RunDirectory | None) -> str | None:
 
 
 def _where(env: Environment, system: str | None) -> dict[str, Any]:
-    """System, machine and commit. Unless ``system`` is passed, the system is the Slurm job's cluster or, outside
-    Slurm, the host name without the node's number."""
-    names = env.variables if isinstance(env.variables, dict) else {}
-    machine = env.accelerators[0] if env.accelerators else env.cpu
-    cluster = names.get("SLURM_CLUSTER_NAME")
-    named = cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
+    """System, machine and commit; ``system`` replaces the recorded one."""
     return {
-        "system": system or named or without_number(env.hostname),
-        "machine": machine,
+        "system": system or env.system,
+        "machine": env.accelerators[0] if env.accelerators else env.cpu,
         "commit": f"{env.commit}{' with changes' * bool(env.dirty)}" if env.commit else None,
     }
-
-
-def without_number(host: str | None) -> str | None:
-    """The part of the ``host`` name that the nodes of a system have in common, such as ``nid`` for
-    ``nid000042.local``."""
-    return re.sub(r"[-_]?\d*$", "", (host or "").partition(".")[0]) or host
 
 
 def _settings(config: dict[str, Any]) -> str | None:

@@ -37,7 +37,7 @@ def report_content(
     comparison = compare(paths, configurations)
     return {
         "kind": "comparison",
-        "sets": [_entry(entry) for entry in comparison.entries],
+        "sets": [_entry(entry.of_all) for entry in comparison.entries],
         "findings": [
             {"path": str(path), **findings_content([finding])[0]} for path, finding in comparison.problems
         ],

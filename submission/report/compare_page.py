@@ -43,6 +43,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]
+    timed = [e for e in measured if e.whole_runs]
     predicted = [p for p in comparison.predictions if p.problem == first.problem]
     return {
         "title": first.title,
@@ -51,8 +52,8 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
         "staged_inside": ", ".join(e.letter for e in group if e.staged == IN_CLOCK),
         "staged_before": ", ".join(e.letter for e in group if e.staged == BEFORE_CLOCK),
         "sets": _sets(group),
-        "measured": len(measured),
-        "breakdown": breakdown(measured) if measured else None,
+        "measured": len(timed),
+        "breakdown": breakdown(timed) if timed else None,
         "planes": planes(originals),
         "differences": differences_table(originals),
         "staging": _staging(measured),
@@ -97,9 +98,10 @@ def _score(entry: Entry) -> Cell:
     if score.minutes is None:
         mean = f"mean {plain(time.mean / 60)} of {entry.over}" if time else ""
         return Cell("no score", (score.why, mean), "")
-    about = f"± {time.sd / 60:.2f}" if time and time.has_interval and time.sd else ""
     if isinstance(score, Weak):
         about = f"TTTa; (T, S, M′) = ({score.T}, {score.S}, {score.M})"
+    else:
+        about = f"all that converged: {plain(score.mean)} ± {score.spread:.2f}" if score.spread else ""
     return Cell(f"{score.minutes:.4f}", (about,), score.minutes)
 
 
@@ -183,10 +185,13 @@ def _energy(shown: Sequence[Entry]) -> Table:
 
 
 def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[Cell, Cell]:
-    """Speed-up and efficiency relative to the smallest set of the same machine, division and metric."""
-    of = entry.line, entry.division, entry.metric
+    """Speed-up and efficiency relative to the smallest set of the same machine, software, division and metric."""
+
+    def kind(e: Entry) -> tuple[object, ...]:
+        return e.line, e.software, e.division, e.metric
+
     off_target = (OVER_ENDED, OVER_UNKNOWN)
-    alike = [e for e in shown if (e.line, e.division, e.metric) == of and e.over not in off_target]
+    alike = [e for e in shown if kind(e) == kind(entry) and e.comparable and e.over not in off_target]
     line = {e.letter: (e.scale, e.time_s.mean) for e in alike if e.scale and e.time_s}
     if entry.letter not in line or len({scale for scale, _ in line.values()}) < 2:
         return Cell(), Cell()

@@ -18,7 +18,7 @@ _FINDINGS_SHOWN = 5
 
 
 def _share(entry: Entry, key: str) -> str:
-    if not entry.runs:
+    if not entry.parts_s:
         return ""
     if key == "first_epoch_excess" and entry.excess_s is None:
         return "not known"

@@ -1,9 +1,8 @@
 """A measured set of runs of one configuration, for comparisons."""
 
-import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -42,13 +41,16 @@ class Entry:
     """One set of runs of one configuration, measured.
 
     ``letter`` names the set in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine``: the
-    unit's model. ``runs`` are those used for the measurements, and ``over`` describes them. ``official``: whether
-    the sample counts are those of a published data set; None if unknown. ``data_set``: the (training, evaluation)
-    samples of that published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
+    unit's model. ``runs`` are those used for the measurements, and ``over`` describes them; ``left_out`` are the
+    fastest and slowest, which converged but do not count in the score. ``official``: whether the sample counts are
+    those of a published data set; None if unknown. ``data_set``: the (training, evaluation) samples of that
+    published data set, or, without one, the logged numbers. ``scale``: compute units of one run.
     ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
     or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
     set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator;
-    ``comparable``: False if they differ from those of an earlier set.
+    ``comparable``: False if they differ from those of an earlier set. ``network``: the settings of the network and
+    of the shape of its samples that are not the preset's. ``line``: submitter, kind of unit, and machine, with how
+    steps are computed; the sets of a line differ in size, and are connected in charts of throughput scaling.
     """
 
     letter: str
@@ -73,6 +75,7 @@ class Entry:
     target: Target | None
     logs: int
     runs: tuple[RunFacts, ...]
+    left_out: tuple[RunFacts, ...]
     over: str
     score: Strong | Weak | None
     notes: tuple[str, ...]
@@ -81,6 +84,8 @@ class Entry:
     coarse: bool
     log_ids: frozenset[tuple[float, float]]
     versions: Mapping[str, int]
+    network: str
+    line: tuple[str, str, str]
     copy_of: str = ""
     comparable: bool = True
 
@@ -91,14 +96,16 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), a target
-        that is not the official one, and whether some epochs used coarser samples."""
+        """The problem as text: benchmark, size of the data set, preset (unless the data set is official), a
+        network that is not the preset's, a target that is not the official one, and whether some epochs used
+        coarser samples."""
         samples = f"{whole(self.data_set[0])} training samples" if self.data_set[0] else ""
-        preset = f"preset {self.problem[3]}" if self.problem[3] else ""
         rules, own = score_rules(self.benchmark), self.target
         target = f"target {own.value:g}" if own and rules and own.value != rules[0].value else ""
         coarse = "some epochs on coarser samples" if self.coarse else ""
-        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset, target, coarse) if t)
+        return " · ".join(
+            t for t in (registry.title(self.benchmark), samples, self.problem[3], target, coarse) if t
+        )
 
     @property
     def made_from(self) -> str:
@@ -125,27 +132,35 @@ class Entry:
 
     @property
     def problem(self) -> tuple[str, int | None, int | None, str, float | None, bool]:
-        """A key that identifies the problem (benchmark, data set, target and, unless the data set is official,
-        preset). Sets of the same problem may share a chart."""
-        own = "" if self.official or self.preset is None else self.preset
+        """A key that identifies the problem (benchmark, data set, network, target and, unless the data set is
+        official, preset). Sets of the same problem may share a chart."""
+        preset = "" if self.official or self.preset is None else f"preset {self.preset}"
+        own = " · ".join(filter(None, (preset, self.network)))
         target = self.target.value if self.target else None
         return self.benchmark, *self.data_set, own, target, self.coarse
 
+    @property
+    def whole_runs(self) -> tuple[RunFacts, ...]:
+        """The runs whose clock covers all of the training; a resumed run has rates, but no time to solution."""
+        return () if self.over == OVER_RESUMED else self.runs
+
     @cached_property
-    def line(self) -> tuple[str, str, str]:
-        """The key of a submitter's machine; the sets of a machine are connected in charts of throughput
-        scaling."""
-        return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
+    def of_all(self) -> "Entry":
+        """The entry measured over all runs that converged, as every confidence interval is: Student's t does not
+        hold for the runs in a score, which lack the fastest and the slowest."""
+        if not self.left_out:
+            return self
+        return replace(self, runs=self.runs + self.left_out, left_out=(), over=OVER_CONVERGED)
 
     @cached_property
     def time_s(self) -> Spread | None:
         """The spread of the runs' total times in seconds."""
-        return spread(r.phases.total for r in self.runs)
+        return spread(r.phases.total for r in self.whole_runs)
 
     @property
     def parts_s(self) -> dict[str, float]:
         """Mean seconds of each part; the parts add up to the mean total time."""
-        parts = [r.phases.parts() for r in self.runs]
+        parts = [r.phases.parts() for r in self.whole_runs]
         return {key: statistics.fmean(p[key] for p in parts) for key in parts[0]} if parts else {}
 
     @property
@@ -156,7 +171,7 @@ class Entry:
     @property
     def epochs(self) -> Spread | None:
         """The spread of the runs' numbers of epochs."""
-        return spread(r.epochs for r in self.runs if r.epochs)
+        return spread(r.epochs for r in self.whole_runs if r.epochs)
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -223,30 +238,27 @@ class Entry:
     def joules(self) -> dict[str, Spread | None]:
         """Energy in joules by kind of counter, over the runs without missing counters; None if there are no such
         runs."""
-        kinds = measured_in(r.energy for r in self.runs)
-        return {
-            kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds
-        }
+        runs = self.whole_runs
+        kinds = measured_in(r.energy for r in runs)
+        return {kind: spread(r.energy[kind].whole_joules for r in runs if kind in r.energy) for kind in kinds}
 
     @property
     def measured(self) -> Measured | None:
-        """The input of the scaling model; None if the logs do not contain all of it."""
-        epochs, epoch_s = self.epochs, self.steady_epoch_s
+        """The input of the scaling model; None if the logs do not contain all of it. The ranges of the means are
+        the intervals over all runs that converged."""
+        both = zip(self._terms(), self.of_all._terms(), strict=True)
+        terms = [(term.mean, *every.interval[1:]) for term, every in both if term and every]
+        if not (self.scale and self.batch and len(terms) == 4) or self.over in (OVER_ENDED, OVER_UNKNOWN):
+            return None
+        epochs, epoch_s, staging, rest = terms
+        if epoch_s[0] <= 0:
+            return None
+        return Measured(self.letter, self.scale, self.batch, epochs, epoch_s, staging, rest)
+
+    def _terms(self) -> tuple[Spread | None, ...]:
+        """The epochs, and the seconds of an epoch, of staging with first-epoch excess, and of the rest."""
         staging = spread(r.phases.staging + (r.phases.first_epoch_excess or 0.0) for r in self.runs)
-        rest = spread(r.phases.rest for r in self.runs)
-        if not (self.scale and self.batch and epochs and epoch_s and staging and rest):
-            return None
-        if self.over in (OVER_ENDED, OVER_UNKNOWN, OVER_RESUMED) or epoch_s.mean <= 0:
-            return None
-        return Measured(
-            self.letter,
-            self.scale,
-            self.batch,
-            epochs.interval,
-            epoch_s.interval,
-            staging.interval,
-            rest.interval,
-        )
+        return self.epochs, self.steady_epoch_s, staging, spread(r.phases.rest for r in self.runs)
 
 
 def _steady(phases: Phases) -> float | None:

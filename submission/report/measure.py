@@ -3,13 +3,16 @@ logs have different configurations is split, because each entry has a single con
 """
 
 import math
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.benchmarks.schema import COMPUTATION, Run
 from mlhpc.quantities import whole
 from mlhpc.record.environment import Environment
 from mlhpc.record.mllog import Log
@@ -35,8 +38,8 @@ from mlhpc.submission.score.set_score import target_of
 
 def entries_of(results: ResultSet) -> list[Entry]:
     """The entries of a set, one per configuration."""
-    keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_ranks",
-            "train_samples", "submission_benchmark", "submission_division", "resumed",
+    keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_accelerators",
+            "number_of_ranks", "train_samples", "submission_benchmark", "submission_division", "resumed",
             "preset_version", "parts_version"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
         keys += ["submission_org", "submission_platform"]
@@ -95,12 +98,15 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         *(f"{each} in one set: its runs are not comparable (docs/reference/stability.md)" for each in mixed),
     )
     target, score = _scored(results, benchmark, logs, split)
-    runs, over = _measured_runs(logs, target, score)
-    if score and value("resumed"):
-        score, over = _of_resumed(score), OVER_RESUMED
+    runs, left_out, over = _measured_runs(logs, target, score)
+    if value("resumed"):
+        score, left_out, over = score and _of_resumed(score), (), OVER_RESUMED
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
-    system = results.system or _named(value("submission_platform")) or env.hostname or results.path.name
+    platform, run = _named(value("submission_platform")), results.configurations.get(logs[0].path)
+    system = results.system or platform or env.hostname or results.path.name
+    # In a tree, each size of a machine is a system of its own.
+    line = org, unit, _place(machine, "" if results.is_tree else platform or env.system, run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
     software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
@@ -109,11 +115,32 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         division=division, preset=results.preset, when=_month(logs[0]), unit=unit, machine=machine,
         software=str(description.get("framework") or software), scale=scale, nodes=nodes,
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
-        official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
+        official=official, target=target, logs=len(logs), runs=runs, left_out=left_out, over=over, score=score,
         notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
         log_ids=frozenset(filter(None, map(_log_id, logs))),
         versions={what: min(numbers) for what, numbers in versions.items() if numbers},
+        network=_network(run), line=line,
     )  # fmt: skip
+
+
+def _place(machine: str, system: str | None, run: Run | None) -> str:
+    """Where and how a set ran: model of the machine, system, and how steps are computed where it is not the
+    default."""
+    settings = dict(load.dotted(run.model_dump(mode="json", exclude_defaults=True))) if run else {}
+    computed = (f"{key} {settings[key]}" for key in COMPUTATION if key in settings)
+    return ", ".join(filter(None, (re.sub(r"\s*\(.*?\)", "", machine), system, *computed)))
+
+
+def _network(run: Run | None) -> str:
+    if run is None:
+        return ""
+    published = load.load(run.benchmark, run.preset) if run.preset in load.presets(run.benchmark) else None
+    of_network: Any = {"network": True, "data": {"sample_shape"}}
+    before, now = (
+        each.model_dump(mode="json", include=of_network) if each else {} for each in (published, run)
+    )
+    changed = load.differing(before, now)
+    return ", ".join(f"{key} {own}" for key, (_, own) in changed.items() if key != "network.parameters")
 
 
 def _versions(logs: list[Log]) -> dict[str, set[int]]:
@@ -160,20 +187,26 @@ def _log_id(log: Log) -> tuple[float, float] | None:
 
 def _measured_runs(
     logs: list[Log], target: Target | None, score: Strong | Weak | None
-) -> tuple[tuple[RunFacts, ...], str]:
+) -> tuple[tuple[RunFacts, ...], tuple[RunFacts, ...], str]:
+    """The runs to measure, the runs that converged but that the score of the time to solution leaves out, and a
+    description of the former."""
     scored = {r.path: r for r in score.runs} if score else {}
     over = OVER_SCORED if score and score.minutes is not None else OVER_CONVERGED
     chosen = [log for log in logs if (r := scored.get(log.path)) and r.converged]
+    extreme = [log for log in chosen if over == OVER_SCORED and scored[log.path].dropped]
     if over == OVER_SCORED:
         chosen = [log for log in chosen if not scored[log.path].dropped]
     if not chosen:
         chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED if target else OVER_UNKNOWN
-    measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
-    facts = (
+    return _facts(chosen, target), _facts(extreme if isinstance(score, Strong) else (), target), over
+
+
+def _facts(logs: Iterable[Log], target: Target | None) -> tuple[RunFacts, ...]:
+    return tuple(
         RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))
-        for log, parts in measured
+        for log in logs
+        if (parts := phases(log)) and 0 < parts.total < math.inf
     )
-    return tuple(facts), over
 
 
 def _epochs_to_target(log: Log, parts: Phases, target: Target | None) -> int:
@@ -214,7 +247,8 @@ def _units(
         model = _named(description.get("accelerator_model_name")) or ", ".join(
             dict.fromkeys(env.accelerators)
         )
-        return "accelerator", model or "model not known", nodes * each, nodes
+        total = _count(log.value("number_of_accelerators")) or nodes * each
+        return "accelerator", model or "model not known", total, nodes
     model = _named(description.get("host_processor_model_name")) or env.cpu or "model not known"
     processors = _count(description.get("host_processors_per_node"))
     if nodes and processors:

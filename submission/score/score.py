@@ -220,10 +220,10 @@ def score_weak(
 
 def instance_scale(log: Log) -> int | None:
     """Compute units of one run according to its log: accelerators, or nodes if a node has none; None if the log
-    does not state them."""
+    does not state them. Logs of this suite state the total if nodes have different numbers."""
     nodes, accelerators = log.value("number_of_nodes"), log.value("accelerators_per_node")
     try:
-        scale = int(nodes) * max(int(accelerators), 1)
+        scale = int(log.value("number_of_accelerators") or int(nodes) * max(int(accelerators), 1))
     except (TypeError, ValueError, OverflowError):
         return None
     return scale if scale > 0 else None

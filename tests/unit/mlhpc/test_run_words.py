@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compare_logs import made_log, one
 
 from mlhpc import run as module
 from mlhpc.benchmarks import load
@@ -17,7 +18,9 @@ from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
 from mlhpc.record.conclusion import Conclusion, last_line, summarize
+from mlhpc.record.mllog import parse
 from mlhpc.record.result import Result
+from mlhpc.submission.score.score import instance_scale
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,38 @@ def test_accelerators_that_a_run_does_not_use_are_not_logged(
     run = load.load("deepcam", "smoke", [f"training.device={device}"])
     module._log_facts(run, None, None, 7, None, Solo(), log)
     assert records["accelerators_per_node"] == logged
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "installed", "per_node", "total", "warned"),
+    [
+        (4, 1, 1, 4, 4, ""),  # srun --gpus-per-task=1: four ranks that see one GPU each, their own
+        (8, 3, 4, 3, 8, "8 accelerators on 3 nodes: accelerators_per_node is logged as 3"),  # 3 + 3 + 2
+        (6, 2, 4, 3, 6, ""),  # 4 + 2: the product is right
+    ],
+)
+def test_each_rank_counts_as_one_accelerator(
+    monkeypatch,
+    capsys,
+    tmp_path: Path,
+    ranks: int,
+    nodes: int,
+    installed: int,
+    per_node: int,
+    total: int,
+    warned: str,
+) -> None:
+    monkeypatch.setattr(accelerators, "installed", lambda: [Accelerator("nvidia", "NVIDIA H100")] * installed)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    records: dict[str, Any] = {}
+    log: Any = SimpleNamespace(note=lambda name, **tags: None, hyperparameters=records.update)
+    world = Solo(size=ranks, nodes=nodes)
+    module._log_facts(load.load("deepcam", "smoke"), None, None, 7, None, world, log)
+    assert records["accelerators_per_node"] == per_node
+    logged = parse(made_log(tmp_path / "result_0.txt", [], **records))
+    assert instance_scale(logged) == total and one(tmp_path).scale == total
+    printed = capsys.readouterr().err
+    assert warned in printed and bool(warned) == bool(printed)
 
 
 def test_a_run_can_be_extended_by_more_epochs_alone(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def main():
         block = model.Block(8, [8, 16 if options else 8], **options).to(memory_format=last)
         x, results = drawn(1, 8, 6, 6), []
         for fused in (True, False):
-            batchnorm._can_fuse = lambda _, fused=fused: fused
-            model.on_cpu = lambda _, fused=fused: not fused
+            batchnorm._can_fuse = lambda x, fused=fused: fused
+            model.on_cpu = lambda tensor, fused=fused: not fused
             block.zero_grad()
             y = block(x)
             y.square().sum().backward()

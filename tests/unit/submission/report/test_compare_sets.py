@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -18,6 +19,13 @@ from mlhpc.submission.report.compare import compare, letter
 from mlhpc.submission.report.compare_page import page
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, NOT_LOGGED, OVER_ENDED
 from mlhpc.submission.report.spread import spread
+
+
+def rows(html: str, name: str) -> list[dict[str, Any]]:
+    """The rows of a table, of all problems of the page."""
+    links = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == f"{name}.json"]
+    return [row for link in links for row in json.loads(unquote(link.partition(",")[2]))]
+
 
 # A set.
 
@@ -180,6 +188,27 @@ def test_resumed_runs_are_separate_and_not_results(tmp_path: Path) -> None:
     assert (whole.logs, resumed.logs) == (9, 1)
     assert resumed.score and resumed.score.why.startswith("resumed from a checkpoint")
     assert resumed.measured is None and resumed.made_from.endswith("which do not count")
+
+
+def test_resumed_runs_have_rates_but_no_time_to_solution(tmp_path: Path, capsys) -> None:
+    """Their clock covers only the last part: 2 minutes on 32 units, after 41 on 8, are no speed-up of 20."""
+
+    def resume(number: int, made: Records) -> None:
+        made.insert(0, {**made[0], "key": "resumed", "value": True})
+
+    make_set(tmp_path / "org", minutes=[41.0] * 10, system="first", nodes=2)
+    make_set(tmp_path / "org", minutes=[2.0] * 10, system="resumed", nodes=8, edit=resume)
+    html = page(compare([tmp_path]))
+    first, resumed = rows(html, "scaling")
+    assert (first["speed-up"], first["time, min"]) == ("", 41.0)
+    columns = ("epochs", "time, min", "speed-up", "efficiency", "budget, h · units")
+    assert [resumed[column] for column in columns] == [""] * 5
+    # 19 epochs in the minute without staging, 90% of it training, on 32 accelerators.
+    assert resumed["training, samples/s per unit"] == pytest.approx(19 * SAMPLES / 54 / 32, rel=0.01)
+    assert len(rows(html, "breakdown")) == 1
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    content = next(s for s in json.loads(capsys.readouterr().out)["sets"] if s["system"] == "resumed")
+    assert [content[key] for key in ("time_s", "epochs", "parts_s", "energy_j")] == [None, None, {}, {}]
 
 
 def test_sets_with_coarse_epochs_are_a_problem_of_their_own(tmp_path: Path) -> None:
@@ -373,13 +402,63 @@ def test_two_runs_span_their_own_range_and_three_the_interval_of_students_t() ->
     assert three and three.interval[2] == pytest.approx(12 + 4.3027 * 2 / math.sqrt(3), rel=1e-4)
 
 
+def test_intervals_are_over_all_runs_that_converged(tmp_path: Path, capsys) -> None:
+    """By hand: mean 3.522 min, standard deviation 2.622; the mean of the score, without the fastest and slowest,
+    is 2.7233. t(0.975, 4 degrees of freedom) = 2.7764 (NIST/SEMATECH e-Handbook, 1.3.6.7.2): 3.522 ± 3.256."""
+    make_set(tmp_path / "org", "deepcam", [1.35, 2.70, 2.72, 2.75, 8.09], staging_minutes=0.0)
+    comparison = compare([tmp_path])
+    (measured,) = (entry.measured for entry in comparison.entries)
+    epochs = 13  # all of equal length
+    assert measured and measured.epoch_s == pytest.approx(
+        [m * 60 / epochs for m in (2.7233, 0.2664, 6.7776)], rel=1e-3
+    )
+    assert "2.7233 all that converged: 3.52 ± 2.62" in Page(page(comparison)).text
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    (content,) = json.loads(capsys.readouterr().out)["sets"]
+    assert content["score_min"] == pytest.approx(2.7233, rel=1e-4)
+    assert (content["runs"], content["time_s"].pop("n")) == (5, 5)
+    ends = {"mean": 3.522 * 60, "low95": 0.2664 * 60, "high95": 6.7776 * 60}
+    assert content["time_s"] == pytest.approx(ends, rel=1e-3)
+
+
 def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path) -> None:
-    html = page(compare([scaling_tree(tmp_path)]))
-    (link,) = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == "scaling.json"]
-    small, large = json.loads(unquote(link.partition(",")[2]))
+    small, large = rows(page(compare([scaling_tree(tmp_path)])), "scaling")
     assert (small["speed-up"], small["efficiency"]) == (1.0, 1.0)
     assert large["speed-up"] == pytest.approx(41.0045 / 11.0045, rel=1e-4)
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
+
+
+def test_speed_up_is_only_of_sets_that_differ_in_size(tmp_path: Path) -> None:
+    """Each set has the same time on two ranks as the base on one: a speed-up of 1 where nothing else differs."""
+    settings = {"precision": "training.precision=mixed_bfloat16", "network": "network.conv_filters=2"}
+    hosts = {"same": "n7.local", "host": "other"}
+    names = ("base", "same", "precision", "network", "host", "platform", "software", "version")
+    for day, name in enumerate(names):
+
+        def log(made: Records, day: int = day, name: str = name) -> None:
+            made.insert(0, {**made[0], "key": "preset_version", "value": 2 if name == "version" else 1})
+            for record in made:
+                record["time_ms"] += 86_400_000 * day
+                if record["key"] == "submission_platform" and name == "platform":
+                    record["value"] = "Beta"
+
+        def env(facts: dict[str, Any], name: str = name) -> None:
+            facts["hostname"] = hosts.get(name, "n0")
+            if name == "software":
+                facts["packages"]["tensorflow-cpu"] = "2.99"
+
+        chosen = [settings[name]] if name in settings else []
+        make_run(tmp_path / name, settings=chosen, ranks=2 - (name == "base"), log=log, env=env)
+    comparison = compare([tmp_path / name for name in names])
+    of = {entry.letter: entry.path.name for entry in comparison.entries}
+    scaling = {of[row["set"].split()[0]]: (row["speed-up"], row["efficiency"])
+               for row in rows(page(comparison), "scaling")}  # fmt: skip
+    assert scaling == dict.fromkeys(names, ("", "")) | {"base": (1.0, 1.0), "same": (1.0, 0.5)}
+    problems = [[entry.path.name for entry in group] for group in comparison.by_problem]
+    assert ["network"] in problems and len(problems) == 2
+    machines = [p.machine for p in comparison.predictions if p.measured_min is None]
+    others = ("n, training.precision mixed_bfloat16", "other", "Beta")
+    assert {machine.partition(">, ")[2] for machine in machines} == {"n", *others}
 
 
 def test_letters_continue_after_z() -> None:
