@@ -18,6 +18,10 @@ last = torch.channels_last
 torch.manual_seed(0)
 
 
+def always(value):
+    return lambda _: value
+
+
 def drawn(*shape, dtype=torch.float32):
     return torch.randn(shape).to(dtype).to(memory_format=last)
 
@@ -62,8 +66,8 @@ def main():
         block = model.Block(8, [8, 16 if options else 8], **options).to(memory_format=last)
         x, results = drawn(1, 8, 6, 6), []
         for fused in (True, False):
-            batchnorm._can_fuse = lambda x, fused=fused: fused
-            model.on_cpu = lambda tensor, fused=fused: not fused
+            batchnorm._can_fuse = always(fused)
+            model.on_cpu = always(not fused)
             block.zero_grad()
             y = block(x)
             y.square().sum().backward()
@@ -73,7 +77,7 @@ def main():
 
     # An activation that overflowed shows in its channel. A GPU's maximum drops NaN, the interpreter's does not.
     interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
-    batchnorm._can_fuse = lambda x: True
+    batchnorm._can_fuse = always(True)
     for relu, added in itertools.product((False, True), repeat=2):
         x = drawn(2, 8, 4, 4)
         x[0, 3, 1, 1] = float("inf")
