@@ -51,7 +51,7 @@ def _measured(place: Path) -> dict[str, Any]:
     model = str(gpu["model"]) if gpu else processor
     accelerator: dict[str, Any] = {
         "model": model,
-        "family": _family(model),
+        "family": _family(model, is_cpu=gpu is None),
         "per_node": gpu["count"] if gpu else 1,
     }
     tables: dict[str, Any] = {"title": f"{platform.node() or 'this machine'}, as measured", "nodes": 1}
@@ -89,13 +89,11 @@ def _measured(place: Path) -> dict[str, Any]:
     return tables
 
 
-def _family(model: str) -> str:
+def _family(model: str, is_cpu: bool) -> str:
     """The family of the suite's machines to which the accelerator or processor ``model`` belongs, so that its
     published results apply; ``model`` itself if there is none."""
-    return next(
-        (family for family in sorted({machine(name).family for name in known()}) if is_of(family, model)),
-        model,
-    )
+    families = {each.family for each in map(machine, known()) if each.is_cpu == is_cpu}
+    return next((family for family in sorted(families) if is_of(family, model)), model)
 
 
 def _gpu() -> dict[str, Any] | None:

@@ -57,6 +57,15 @@ def test_published_results_of_a_gpus_family_apply_to_it(
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_processor_is_of_no_family_of_gpus(tmp_path, monkeypatch):
+    """Without a framework for its GPUs, an MI300A is measured as the processor that it is too."""
+    monkeypatch.setattr("mlhpc.doctor.calibrate.cpu_model", lambda: "AMD Instinct MI300A Accelerator")
+    out = tmp_path / "mine.toml"
+    assert cli.main(["doctor", "--calibrate", "--stage", str(tmp_path), "--out", str(out)]) == 0
+    assert machine(str(out)).family == "AMD Instinct MI300A Accelerator"
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_file_that_stays_in_memory_is_not_said_to_be_read_from_elsewhere(tmp_path):
     """On tmpfs, files are in memory only."""
     out = tmp_path / "mine.toml"
