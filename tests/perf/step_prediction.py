@@ -4,9 +4,9 @@
                                          [--precision float32] [--machine FILE]
                                          [--json]
 
-First ``mlhpc doctor --calibrate`` measures the machine, unless ``--machine`` describes it. Then, for each benchmark and precision, three stand-ins
-are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with
-weights has the shape of one of the target's. From these the step of the preset is predicted
+First ``mlhpc doctor --calibrate`` measures the machine, unless ``--machine`` describes it. Then, for each
+benchmark and precision, three stand-ins (or ``--stand-ins``) are profiled: the same network at other input sizes
+and batches, one of them wider too, so that no layer with weights has the shape of one of the target's. From these the step of the preset is predicted
 (tests/helpers/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
 profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
 network it has not seen. All are measured in turns, ``--rounds`` times, each in a new process, and of each the
