@@ -6,14 +6,15 @@
 
 First ``mlhpc doctor --calibrate`` measures the machine, unless ``--machine`` describes it. Then, for each
 benchmark and precision, three stand-ins (or ``--stand-ins``) are profiled: the same network at other input sizes
-and batches, one of them wider too, so that no layer with weights has the shape of one of the target's. From these the step of the preset is predicted
-(tests/helpers/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
-profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
-network it has not seen. All are measured in turns, ``--rounds`` times, each in a new process, and of each the
-round with the shortest step counts: what disturbs a step only ever makes it longer. Steps of one process are
-alike, but those of the next may take 1.7 times as long, though matrix products and copies between them do not:
-so the number of processes counts, not that of steps. The column "of rounds" has the shortest and longest step
-measured. The goal is 20%, on an idle machine. About 20 minutes on 2 cores.
+and batches, one of them wider too, so that no layer with weights has the shape of one of the target's. From
+these the step of the preset is predicted (tests/helpers/similar.py), and then measured: the median of plain
+steps, on zeros in memory, before any profiler. So the prediction knows the code and its kernels, but not the
+sizes; what it cannot do is predict a network it has not seen. All are measured in turns, ``--rounds`` times,
+each in a new process, and of each the round with the shortest step counts: what disturbs a step only ever makes
+it longer. Steps of one process are alike, but those of the next may take 1.7 times as long, though matrix
+products and copies between them do not: so the number of processes counts, not that of steps. The column "of
+rounds" has the shortest and longest step measured. The goal is 20%, on an idle machine. About 20 minutes on 2
+cores.
 
 Layers of a kind that no stand-in has get the bare roofline's time, which is far too short: the column "bare
 roofline" has how many, and they are named below the table.

@@ -180,18 +180,18 @@ def test_counts_of_a_trace(tmp_path):
     }
 
 
-def test_steady_storage_answers_requests(tmp_path):
+def test_steady_storage_answers_requests(tmp_path, monkeypatch):
+    """Two reads asked for at the same moment: the second waits for the first."""
+    waits = []
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "sleep", waits.append)
     (tmp_path / "file").write_bytes(bytes(range(100)))
-    server = run_path(str(SCRIPTS / "steady_storage.py"))["Server"](tmp_path, bytes_per_s=1e6, latency_s=1e-3)
+    server = run_path(str(SCRIPTS / "steady_storage.py"))["Server"](tmp_path, 1e6, 1e-3)
     (number,) = struct.unpack_from("=Q", server.lookup(1, b"file\0"))
     opened = server.open(number, b"")[:8]
     assert server.read(number, opened + struct.pack("=QI", 10, 1000)) == bytes(range(10, 100))
-    first = server.done
-    server.done = time.perf_counter() + 0.01  # what was asked for before is still being read
-    queued = server.done
-    server.read(number, opened + struct.pack("=QI", 0, 50))
-    assert server.done - queued == pytest.approx(1e-3 + 50e-6)
-    assert first < queued
+    assert server.read(number, opened + struct.pack("=QI", 0, 50)) == bytes(range(50))
+    assert waits == pytest.approx([1e-3 + 90e-6, 2e-3 + 140e-6])
     server.release(number, opened)
     with pytest.raises(FileNotFoundError):
         server.lookup(1, b"none\0")
