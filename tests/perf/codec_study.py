@@ -2,7 +2,7 @@ r"""Figs. 8, 10 and 11 of Ibrahim and Oliker 2022 at the size of a laptop: sampl
 and set size.
 
     python tests/perf/codec_study.py --work data/codec-study [--benchmarks cosmoflow deepcam] [--rounds 2] \
-        [--step-s 0.001]
+        [--step-s 0.001] [--set KEY=VALUE ...]
 
 Makes the smoke preset's data sets and their codecs below ``--work``, unless they are there, runs ``mlhpc study``
 on them in the memory of the node (``--memory``) and on the disk of ``--work``, and prints samples/s of each codec
@@ -16,6 +16,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ FIGURES = {
 }
 PUBLISHED = ("gzip", "hdf5")  # the formats that mlhpc data make writes
 BATCHES = (1, 4)
+STORAGES = ("shared", "disk", "memory")
 
 
 def main() -> None:
@@ -47,7 +49,10 @@ def main() -> None:
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm/codec-study"))
     parser.add_argument("--benchmarks", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--set-sizes", type=int, nargs=2, help="training samples (default: by benchmark)")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--storages", nargs="+", choices=STORAGES, default=STORAGES)
+    parser.add_argument("--set", action="append", default=[], help="a setting of the data set and the runs")
+    parser.add_argument("--set-sizes", type=int, nargs="+", help="training samples (default: by benchmark)")
     parser.add_argument(
         "--steps", type=int, default=12, help="measured steps of a run (default: %(default)s)"
     )
@@ -57,37 +62,40 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.benchmarks:
         figure = FIGURES[name]
-        data = make(name, figure.codecs, options.work)
+        data = make(name, figure.codecs, options.work, options.set)
         emulated = options.step_s is not None
         out = options.work / (f"{name}-study-{options.step_s:g}-s" if emulated else f"{name}-study")
-        storage = f"shared,{options.work / 'stage'},{options.memory}"
+        places = {"shared": "shared", "disk": options.work / "stage", "memory": options.memory}
         axes = {
             "codec": ",".join(figure.codecs),
-            "storage": storage,
-            "batch": ",".join(map(str, BATCHES)),
+            "storage": ",".join(str(places[storage]) for storage in options.storages),
+            "batch": ",".join(map(str, options.batches)),
             "data.train_samples": ",".join(map(str, options.set_sizes or figure.set_sizes)),
         }
-        settings = ("loading.sample_dtype=float16", "study.earlier_epochs=1", *figure.settings)
+        settings = ("loading.sample_dtype=float16", "study.earlier_epochs=1", *figure.settings, *options.set)
         settings += (f"emulation.step_s={options.step_s}",) if emulated else ()
         mlhpc(
             "study", name, "--preset", "smoke", "--data", data, "--out", out,
             "--repeats", options.rounds, "--warmup", 4, "--steps", options.steps,
-            *(word for key, values in axes.items() for word in ("--vary", f"{key}={values}")),
-            *(word for setting in settings for word in ("--set", setting)),
+            *words("--vary", (f"{key}={values}" for key, values in axes.items())), *words("--set", settings),
         )  # fmt: skip
         show(name, figure.codecs[0], json.loads((out / "study.json").read_text()), out)
 
 
-def make(name: str, codecs: tuple[str, ...], work: Path) -> Path:
+def make(name: str, codecs: tuple[str, ...], work: Path, settings: list[str]) -> Path:
     """The data set of ``name`` and, beside it, one for each other codec."""
     data = work / name
     if not (data / "manifest.json").exists():
-        mlhpc("data", "make", name, "--preset", "smoke", "--out", data)
+        mlhpc("data", "make", name, "--preset", "smoke", "--out", data, *words("--set", settings))
     for codec in codecs:
         converted = work / f"{name}-{codec}"
         if codec not in PUBLISHED and not (converted / "manifest.json").exists():
             mlhpc("data", "convert", name, data, converted, "--codec", codec)
     return data
+
+
+def words(option: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
 
 
 def mlhpc(*words: object) -> None:

@@ -1,6 +1,6 @@
-"""``mlhpc io simulate`` fitted to 1 and 2 ranks of this machine, beside real runs on 4 and 8.
+"""``mlhpc io simulate`` fitted to 1 and 2 ranks of this machine, beside real runs on 1, 2, 4 and 8.
 
-    .venv/bin/python tests/perf/io_scaling.py FOLDER [WORKLOAD] [--set KEY=VALUE ...] [--repeats 3]
+    .venv/bin/python tests/perf/io_scaling.py FOLDER [WORKLOAD] [--set KEY=VALUE ...] [--repeats 3] [--ranks 4 8]
 
 FOLDER is on the storage in question. The fit is on runs that only read: on one rank with one thread, and on two
 with four each, so that they compete for the storage. Of each number of ranks the median of ``--repeats`` runs
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("workload", nargs="?", default="mlperf_cosmoflow")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     options = parser.parse_args()
     settings = options.set or list(SETTINGS)
     words = [word for setting in settings for word in ("--set", setting)]
@@ -46,7 +47,7 @@ def main() -> None:
     mlhpc("generate", options.workload, "--data", data, *words)
     fitting = {1: (*settings, *PRESS), 2: (*settings, *PRESS, "reader.threads=4", "reader.prefetch=8")}
     kinds = [(f"fit on {ranks}", ranks, fitting[ranks]) for ranks in fitting]
-    kinds += [(f"{ranks}", ranks, tuple(settings)) for ranks in RANKS]
+    kinds += [(f"{ranks}", ranks, tuple(settings)) for ranks in options.ranks]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in kinds}
     for number in range(options.repeats):
         for name, ranks, chosen in kinds:
@@ -73,7 +74,7 @@ def main() -> None:
     workload = load.load(options.workload, settings)
     fitted = fit(workload, [middle["fit on 1"], middle["fit on 2"]])
     print(fitted, "told apart:", fitted.told_apart)
-    for ranks in RANKS:
+    for ranks in options.ranks:
         steps = middle[f"{ranks}"]["epochs"][0]["steps"]
         system = System(cores=fitted.system.cores, ranks_per_node=ranks)
         simulated = simulate(workload, fitted.service, system, ranks, steps)

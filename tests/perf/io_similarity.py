@@ -2,7 +2,7 @@
 benchmark.
 
     .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3] [--workers 2]
-                                                 [--steady MB_PER_S]
+                                                 [--steady MB_PER_S] [--samples TRAIN EVALUATE]
 
 FOLDER is on the storage in question; with ``--steady`` it is in memory, and both read it through
 ``steady_storage.py``, whose reads take as long every time: 100 µs and their size at that rate, one after the
@@ -68,10 +68,9 @@ CASES = {
 }  # fmt: skip
 
 
-def emulation(benchmark: str, data: Path, workers: int) -> list[str]:
+def emulation(benchmark: str, case: Case, data: Path, workers: int) -> list[str]:
     """The workload's settings for a data set like ``data``: its sizes, and what the suite's documents say of how
     it reads, none of its code."""
-    case = CASES[benchmark]
     suffix = {"cosmoflow": "*.tfrecord*", "deepcam": "data-*.h5", "resnet50": "*.JPEG"}[benchmark]
     sizes = [path.stat().st_size for path in data.rglob(suffix) if "test" not in path.parts]
     mean = round(statistics.fmean(sizes))
@@ -118,7 +117,7 @@ def mlhpc(*command: object) -> str:
     return done.stdout
 
 
-def preprocessing_s(benchmark: str, folder: Path, workload: list[str], workers: int) -> float:
+def preprocessing_s(benchmark: str, samples: int, folder: Path, workload: list[str], workers: int) -> float:
     """Seconds for which a worker of the suite's loader decodes a sample longer than the emulation's: from
     the samples/s of both with all workers, from the page cache, without steps. An emulation of a job is given this
     as ``reader.preprocess``."""
@@ -134,7 +133,7 @@ def preprocessing_s(benchmark: str, folder: Path, workload: list[str], workers: 
         "--loader",
         "threads",
     )
-    (way,) = json.loads(mlhpc(*bench, "--samples", 64, "--rounds", 5, "--json"))["ways"]
+    (way,) = json.loads(mlhpc(*bench, "--samples", samples, "--rounds", 5, "--json"))["ways"]
     alone = words(["train.computation=0", "evaluation.every_epochs=0", "train.epochs=3"])
     out = folder / "decoding"
     shutil.rmtree(out, ignore_errors=True)
@@ -181,15 +180,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steady", type=float, metavar="MB_PER_S")
+    parser.add_argument("--samples", type=int, nargs=2, metavar=("TRAIN", "EVALUATE"))
     options = parser.parse_args()
     for benchmark in options.benchmarks or CASES:
         folder = options.folder / benchmark
-        settings = ["--preset", "smoke", *words(CASES[benchmark].all_settings(options.workers))]
+        case = CASES[benchmark]
+        if options.samples:
+            case = case._replace(train=options.samples[0], evaluate=options.samples[1])
+        settings = ["--preset", "smoke", *words(case.all_settings(options.workers))]
         if not (folder / "data").exists():
             mlhpc("data", "make", benchmark, "--out", folder / "data", *settings)
-        workload = words(emulation(benchmark, folder / "data", options.workers))
+        workload = words(emulation(benchmark, case, folder / "data", options.workers))
         mlhpc("io", "generate", benchmark, "--data", folder / "files", *workload)
-        decoding = preprocessing_s(benchmark, folder, workload, options.workers)
+        decoding = preprocessing_s(benchmark, min(64, case.train), folder, workload, options.workers)
         print(f"{benchmark}: reader.preprocess {1e3 * decoding:.2f} ms")
         workload += words([f"reader.preprocess={decoding:.6f}"])
         with steady(folder, options.steady) if options.steady else nullcontext(folder) as place:

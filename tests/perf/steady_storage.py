@@ -32,11 +32,13 @@ _DAY = 86400
 class Server:
     """Answers the kernel's requests for files below ``folder``, which must not change."""
 
-    def __init__(self, folder: Path, mount: Path, bytes_per_s: float, latency_s: float) -> None:
+    def __init__(self, folder: Path, bytes_per_s: float, latency_s: float) -> None:
         self.bytes_per_s, self.latency_s = bytes_per_s, latency_s
         self.paths, self.numbers = {1: str(folder)}, {str(folder): 1}
         self.open_files: dict[int, int] = {}
         self.done = 0.0  # when the last read is
+
+    def serve(self, mount: Path) -> None:
         self.fuse = os.open("/dev/fuse", os.O_RDWR)
         libc = ctypes.CDLL(None, use_errno=True)
         options = f"fd={self.fuse},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={REQUEST}"
@@ -45,8 +47,6 @@ class Server:
         if libc.mount(*words):
             raise OSError(ctypes.get_errno(), f"cannot mount {mount}")
         libc.prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: wakes within a nanosecond
-
-    def serve(self) -> None:
         answers = {
             _INIT: self.init, _LOOKUP: self.lookup, _GETATTR: self.getattr, _OPEN: self.open, _READ: self.read,
             _RELEASE: self.release, _OPENDIR: self.opendir, _READDIR: self.readdir, _STATFS: self.statfs,
@@ -150,4 +150,4 @@ if __name__ == "__main__":
     folder, mount = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
     rate, latency = map(float, sys.argv[3:5])
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # no reader delays an answer
-    Server(folder, mount, rate * 1e6, latency * 1e-6).serve()
+    Server(folder, rate * 1e6, latency * 1e-6).serve(mount)

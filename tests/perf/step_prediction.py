@@ -1,18 +1,20 @@
 """A training step predicted for this machine against the step measured, for each benchmark and precision.
 
     python tests/perf/step_prediction.py [--preset smoke] [--steps 6] [--rounds 6] [--only deepcam]
-                                         [--precision float32] [--json]
+                                         [--precision float32] [--machine FILE]
+                                         [--json]
 
-First ``mlhpc doctor --calibrate`` measures the machine. Then, for each benchmark and precision, three stand-ins
-are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with
-weights has the shape of one of the target's. From these the step of the preset is predicted
-(tests/helpers/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
-profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
-network it has not seen. All are measured in turns, ``--rounds`` times, each in a new process, and of each the
-round with the shortest step counts: what disturbs a step only ever makes it longer. Steps of one process are
-alike, but those of the next may take 1.7 times as long, though matrix products and copies between them do not:
-so the number of processes counts, not that of steps. The column "of rounds" has the shortest and longest step
-measured. The goal is 20%, on an idle machine. About 20 minutes on 2 cores.
+First ``mlhpc doctor --calibrate`` measures the machine, unless ``--machine`` describes it. Then, for each
+benchmark and precision, three stand-ins (or ``--stand-ins``) are profiled: the same network at other input sizes
+and batches, one of them wider too, so that no layer with weights has the shape of one of the target's. From
+these the step of the preset is predicted (tests/helpers/similar.py), and then measured: the median of plain
+steps, on zeros in memory, before any profiler. So the prediction knows the code and its kernels, but not the
+sizes; what it cannot do is predict a network it has not seen. All are measured in turns, ``--rounds`` times,
+each in a new process, and of each the round with the shortest step counts: what disturbs a step only ever makes
+it longer. Steps of one process are alike, but those of the next may take 1.7 times as long, though matrix
+products and copies between them do not: so the number of processes counts, not that of steps. The column "of
+rounds" has the shortest and longest step measured. The goal is 20%, on an idle machine. About 20 minutes on 2
+cores.
 
 Layers of a kind that no stand-in has get the bare roofline's time, which is far too short: the column "bare
 roofline" has how many, and they are named below the table.
@@ -69,8 +71,10 @@ def main() -> None:
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--stand-ins", type=int, choices=(2, 3), default=3, help="the first so many")
     parser.add_argument("--only", choices=tuple(STAND_INS), action="append", default=[])
     parser.add_argument("--precision", choices=PRECISIONS, action="append", default=[])
+    parser.add_argument("--machine", help="measured before, or of benchmarks/systems")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -78,11 +82,12 @@ def main() -> None:
         child(*options.child)
         return
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "here.toml"
-        calibrate = [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)]
-        subprocess.run(calibrate, check=True, stdout=sys.stderr)
+        described = options.machine or str(Path(folder) / "here.toml")
+        if not options.machine:
+            calibrate = [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", described]
+            subprocess.run(calibrate, check=True, stdout=sys.stderr)
         names = product(options.only or STAND_INS, options.precision or PRECISIONS)
-        records = [compared(*name, options, file) for name in names]
+        records = [compared(*name, options, described) for name in names]
     if options.json:
         print(json.dumps(records, indent=1))
     else:
@@ -116,12 +121,13 @@ def show(records: list[dict[str, Any]], preset: str) -> None:
             )
 
 
-def compared(benchmark: str, precision: str, options: argparse.Namespace, file: Path) -> dict[str, Any]:
+def compared(benchmark: str, precision: str, options: argparse.Namespace, described: str) -> dict[str, Any]:
     chosen = f"training.precision={precision}"
     run = load(benchmark, options.preset, [chosen])
     batch = run.hyperparameters.global_batch_size // run.backward_passes
-    ceilings = ceilings_of(machine(str(file)), run.training.precision)
-    sizes = [*STAND_INS[benchmark], (batch, [])]
+    ceilings = ceilings_of(machine(described), run.training.precision)
+    chosen_sizes = STAND_INS[benchmark][: options.stand_ins]
+    sizes = [*chosen_sizes, (batch, [])]
     rounds = [
         [measured(benchmark, options, samples, [chosen, *settings]) for samples, settings in sizes]
         for _ in range(options.rounds)
@@ -131,7 +137,7 @@ def compared(benchmark: str, precision: str, options: argparse.Namespace, file: 
         StandIn(
             profile, network_of(load(benchmark, options.preset, [chosen, *settings])), run.training.precision
         )
-        for profile, (_, settings) in zip(profiles, STAND_INS[benchmark], strict=True)
+        for profile, (_, settings) in zip(profiles, chosen_sizes, strict=True)
     ]
     predicted = predict_step(stand_ins, network_of(run), run.training.precision, batch, ceilings)
     return {

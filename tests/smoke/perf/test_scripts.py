@@ -3,16 +3,23 @@
 import itertools
 import json
 import os
+import re
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
+from runpy import run_path
+from types import ModuleType
 
+import numpy as np
 import pytest
 from fake_cuda.library import devices, loader
 from golden.make_run import make_run
 from ranks.need import need
 from smoke.conftest import TINY, mlhpc
 
+from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.ranks.environment import set_variables
 
 SCRIPTS = Path(__file__).parents[2] / "perf"
@@ -41,6 +48,8 @@ RECORDED = "--out {work} --test"
 SMALLEST = {
     "changes": "--series 2 --noise white",
     "codec_equivalence": RECORDED,
+    "codec_study": "--work {work} --benchmarks deepcam --rounds 1 --batches 1 --storages shared --set-sizes 8 "
+    "--steps 1 --set data.train_samples=8 --set data.eval_samples=4",
     "codec_loaders": "cosmoflow {sample} --samples 2 --rounds 1",
     "codecs": "cosmoflow {sample} --rounds 1",
     "cosmoflow_equivalence": f"{RECORDED} --seeds 2",
@@ -51,9 +60,13 @@ SMALLEST = {
     "deepcam_profile": f"--device cpu --ways eager {TINY_STEP}",
     "deepcam_step": f"--only ours {TINY_STEP}",
     "direct_reads": "--folder {work} --file-mb 0.1 --files 4 --threads 1 --rounds 1",
+    "deepcam_input": "--reference {work} --samples 4 --rows 32 --columns 48 --rounds 1",
     "exchange": "--nodes 4 --files 8 --ranks 1 --spread 0",
     "history": "{run} --records 20",
     "io_emulation": "{work} steps counting generation --turns 1 --mib 1",
+    "io_scaling": "{work} --ranks 2 --repeats 1 --set reader.loader=none --set dataset.files=8 "
+    "--set dataset.sample_bytes=60000 --set dataset.sample_bytes_stdev=0",
+    "io_similarity": "{work} resnet50 --samples 8 4 --repeats 1",
     "lamb": "--repeats 1 --device cpu --width 0.1",
     "loaders": f"--loaders floor mlhpc --side 8 --samples 4 --batch 2 {ONE_ROUND}",
     "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
@@ -63,6 +76,7 @@ SMALLEST = {
     "runlog": "100",
     "size": "--json",
     "staging": "--data {work} --files 2 --rounds 1 --workers 1",
+    "step_prediction": "--only resnet50 --precision float32 --steps 1 --rounds 1 --stand-ins 2 --machine dgx-a100",
     "step_memory": "resnet50 smoke 2",
     "submission": "--sets 1",
     "triton_kernels": "--target sm_80 --kernel logarithm",
@@ -70,20 +84,33 @@ SMALLEST = {
 }
 ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 --mode eager --seconds 0.1"}
 ELSEWHERE = {
-    "codec_study": "minutes",
-    "deepcam_input": "mlcommons/hpc",
     "equivalence": "imported",
     "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py",
-    "io_dlio": "DLIO",
-    "io_scaling": "minutes",
-    "io_similarity": "minutes",
+    "io_dlio": "DLIO: test_counts_of_a_trace",
     "pages": "Chromium: test_pages_are_drawn",
-    "smoke_baselines": "scikit-learn",
-    "steady_storage": "FUSE",
-    "step_prediction": "minutes",
+    "smoke_baselines": "scikit-learn: test_baselines_read_the_data_set",
+    "steady_storage": "FUSE: test_steady_storage_answers_requests",
 }
 """Where each of the others runs, or what it needs that is not here."""
-STARTED = ("codec_study", "deepcam_input", "io_scaling", "io_similarity", "step_prediction")
+SLOW = {"codec_study", "io_similarity", "step_prediction"}
+REFERENCE = """\
+from pathlib import Path
+
+from helpers.deepcam_files import as_the_reference_reads
+
+
+class CamDataset:
+    def __init__(self, folder, statistics, channels, shuffle):
+        self.files, self.statistics = sorted(Path(folder).glob("data-*.h5")), Path(statistics)
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, number):
+        x, y = as_the_reference_reads(self.files[number], self.statistics)
+        return x.transpose(2, 0, 1), y
+"""
+"""In place of data/cam_hdf5_dataset.py of mlcommons/hpc: the same samples."""
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +145,96 @@ def record_runs(script, folder):
     (folder / "runs.jsonl").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("script", SMALLEST)
+@pytest.mark.parametrize(
+    "script", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in SMALLEST]
+)
 def test_runs_at_its_smallest_size(sample, variables, tmp_path, script):
     if script in TRAINED:
         record_runs(script, tmp_path)
     if script == "data_wait":
         (tmp_path / "cells.jsonl").write_text(json.dumps(WAITED) + "\n")
     recorded = make_run(tmp_path / "run") if "{run}" in SMALLEST[script] else ""
+    if script == "io_similarity":
+        need("strace")
+    if script == "deepcam_input":
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/cam_hdf5_dataset.py").write_text(REFERENCE)
+        variables["PYTHONPATH"] = str(SCRIPTS.parent)
     run(script, SMALLEST[script].format(sample=sample, work=tmp_path, run=recorded), variables)
 
 
-@pytest.mark.parametrize("script", STARTED)
-def test_starts(variables, script):
-    """Of those that take too long, at least what they import is there."""
-    run(script, "--help", variables)
+def test_counts_of_a_trace(tmp_path):
+    """Of two opens, one is read to its end; a folder beside the data set does not count."""
+    (tmp_path / "trace.7").write_text(
+        '1.0 openat(AT_FDCWD, "/x/data/a", O_RDONLY) = 3</x/data/a>\n'
+        "2.0 read(3</x/data/a>, ..., 4096) = 10\n"
+        "3.0 read(3</x/data/a>, ..., 512) = 0\n"
+        '4.0 openat(AT_FDCWD, "/x/data/b", O_RDONLY) = 4</x/data/b>\n'
+        "5.0 pread64(4</x/data/b>, ..., 100, 8) = 100\n"
+        "6.0 read(5</x/other/c>, ..., 99) = 99\n"
+    )
+    traced = run_path(str(SCRIPTS / "io_dlio.py"))["traced"]
+    assert traced(tmp_path, "data") == {
+        **{"opens": 2, "reads": 3, "bytes_asked": 4708},
+        "whole": {"opens": 1, "reads": 2, "bytes_asked": 4608},
+    }
+
+
+def test_steady_storage_answers_requests(tmp_path, monkeypatch):
+    """Two reads asked for at the same moment: the second waits for the first."""
+    waits = []
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    server = run_path(str(SCRIPTS / "steady_storage.py"))["Server"](tmp_path, 1e6, 1e-3)
+    (number,) = struct.unpack_from("=Q", server.lookup(1, b"file\0"))
+    opened = server.open(number, b"")[:8]
+    assert server.read(number, opened + struct.pack("=QI", 10, 1000)) == bytes(range(10, 100))
+    assert server.read(number, opened + struct.pack("=QI", 0, 50)) == bytes(range(50))
+    assert waits == pytest.approx([1e-3 + 90e-6, 2e-3 + 140e-6])
+    server.release(number, opened)
+    with pytest.raises(FileNotFoundError):
+        server.lookup(1, b"none\0")
+
+
+class Zero:
+    """A model that predicts 0 of everything, whatever its settings, and the parts of models."""
+
+    def __init__(self, *words, **settings): ...
+
+    def set_params(self, **settings):
+        return self
+
+    def fit(self, x, y):
+        assert len(x) == len(y) and np.isfinite(x).all()
+        return self
+
+    def predict(self, x):
+        return 0.0
+
+
+class Zeros(ModuleType):
+    """A module of which every name is such a model."""
+
+    __path__ = ()
+
+    def __getattr__(self, name):
+        return type(name, (Zero,), {})
+
+
+def test_baselines_read_the_data_set(sample, monkeypatch, capsys):
+    """A model that predicts 0 is off by the mean of the targets' sizes, whatever it is given."""
+    script = SCRIPTS / "smoke_baselines.py"
+    for name in {"sklearn", *re.findall(r"^from (sklearn\.\w+) import", script.read_text(), re.MULTILINE)}:
+        monkeypatch.setitem(sys.modules, name, Zeros(name))
+    data = sample.parent.parent
+    run_path(str(script))["cosmoflow"](data)
+    targets = [next(iter(read_examples(path)))[1] for path in (data / "validation").iterdir()]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 14
+    assert {line.partition(": ")[2] for line in lines} == {
+        f"mean absolute error {np.abs(targets).mean():.3f}"
+    }
 
 
 @pytest.mark.parametrize("script", ON_DEVICE)
