@@ -313,3 +313,20 @@ def test_a_workload_that_generates_data_runs_in_an_empty_folder(tmp_path):
             == 1
         )
         assert json.loads((tmp_path / f"out{number}/result.json").read_text())["samples"] == 6
+
+
+def test_the_suites_resnet50_reads_an_image_at_once_as_training_does(tmp_path):
+    sizes = {"dataset.files": 6, "dataset.eval_files": 2, "reader.batch_size": 2, "reader.eval_batch_size": 2}
+    words = [word for key, value in sizes.items() for word in ("--set", f"{key}={value}")]
+    words += [
+        "--set",
+        "evaluation.every_epochs=1",
+        "--set",
+        "train.computation=0",
+        "--data",
+        tmp_path / "data",
+    ]
+    assert mlhpc("io", "generate", "resnet50", *words, "--workers", 1).returncode == 0
+    done = mlhpc("io", "run", "resnet50", *words, "--out", tmp_path / "out", "--null-steps", 0, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reading"]["calls"] == 6 + 2
