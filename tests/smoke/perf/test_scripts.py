@@ -216,7 +216,7 @@ class Zero:
 class Zeros(ModuleType):
     """A module of which every name is such a model."""
 
-    __path__ = ()
+    __path__: list[str] = []
 
     def __getattr__(self, name):
         return type(name, (Zero,), {})
