@@ -216,7 +216,9 @@ class Zero:
 class Zeros(ModuleType):
     """A module of which every name is such a model."""
 
-    __path__: list[str] = []
+    def __init__(self, name):
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name):
         return type(name, (Zero,), {})
