@@ -106,7 +106,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     platform, run = _named(value("submission_platform")), results.configurations.get(logs[0].path)
     system = results.system or platform or env.hostname or results.path.name
     # In a tree, each size of a machine is a system of its own.
-    line = org, unit, _place(machine, "" if results.is_tree else platform or env.system, run)
+    line = org, unit, _place(machine, "" if results.is_tree else platform or env.cluster, run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
     software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
