@@ -32,7 +32,15 @@ from mlhpc.submission.report.entry import (
 )
 from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.result_set import ResultSet
-from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak, shared_scale
+from mlhpc.submission.score.score import (
+    RESUMED,
+    Strong,
+    Weak,
+    instance_scale,
+    score_strong,
+    score_weak,
+    shared_scale,
+)
 from mlhpc.submission.score.set_score import target_of
 
 
@@ -59,8 +67,7 @@ _OVERLAP = "staging overlapped the first epoch: T_staging is only the part not h
 
 
 def _of_resumed(score: Strong | Weak) -> Strong | Weak:
-    why = "resumed from a checkpoint: the clock did not cover the first part"
-    return replace(score, minutes=None, without_staging_minutes=None, why=why)
+    return replace(score, minutes=None, without_staging_minutes=None, why=RESUMED)
 
 
 def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
