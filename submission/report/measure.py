@@ -112,8 +112,10 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     platform, run = _named(value("submission_platform")), results.configurations.get(logs[0].path)
     system = results.system or platform or env.hostname or results.path.name
+    processor = _named(description.get("host_processor_model_name")) or env.cpu
     # In a tree, each size of a machine is a system of its own.
-    line = org, unit, _place(machine, "" if results.is_tree else platform or env.cluster, run)
+    place = machine, processor, None if results.is_tree else platform or env.cluster
+    line = org, unit, _place(place, run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
     software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
@@ -130,12 +132,13 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     )  # fmt: skip
 
 
-def _place(machine: str, system: str | None, run: Run | None) -> str:
-    """Where and how a set ran: model of the machine, system, and how steps are computed where it is not the
-    default."""
+def _place(names: Iterable[str | None], run: Run | None) -> str:
+    """Where and how a set ran: models of its units and processors and its system (``names``, where known), and how
+    steps are computed where it is not the default."""
     settings = dict(load.dotted(run.model_dump(mode="json", exclude_defaults=True))) if run else {}
     computed = (f"{key} {settings[key]}" for key in COMPUTATION if key in settings)
-    return ", ".join(filter(None, (re.sub(r"\s*\(.*?\)", "", machine), system, *computed)))
+    known = dict.fromkeys(re.sub(r"\s*\(.*?\)", "", name) for name in names if name)
+    return ", ".join((*known, *computed))
 
 
 def _network(run: Run | None) -> str:

@@ -428,6 +428,17 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
 
 
+def test_systems_of_a_tree_with_different_processors_are_different_machines(tmp_path: Path) -> None:
+    """As HoreKa and JUWELS Booster in round 1.0, with the same accelerators."""
+    described = scaling_tree(tmp_path) / "org/systems/n8.json"
+    facts = json.loads(described.read_text())
+    described.write_text(json.dumps(facts | {"host_processor_model_name": "Intel(R) Xeon(R) 8368"}))
+    comparison = compare([tmp_path])
+    assert [row["speed-up"] for row in rows(page(comparison), "scaling")] == ["", ""]
+    machines = {p.machine for p in comparison.predictions}
+    assert {machine.endswith(", Intel Xeon 8368") for machine in machines} == {False, True}
+
+
 def test_speed_up_is_only_of_sets_that_differ_in_size(tmp_path: Path) -> None:
     """Each set has the same time on two ranks as the base on one: a speed-up of 1 where nothing else differs."""
     settings = {"precision": "training.precision=mixed_bfloat16", "network": "network.conv_filters=2"}
