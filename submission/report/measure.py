@@ -142,9 +142,13 @@ def _place(names: Iterable[str | None], run: Run | None) -> str:
 
 
 def _network(run: Run | None) -> str:
+    """The settings of the network and of its samples' shape that are not those of the preset or, with a preset of
+    the user's own for the official data set, of the closed one."""
     if run is None:
         return ""
-    published = load.load(run.benchmark, run.preset) if run.preset in load.presets(run.benchmark) else None
+    known = load.presets(run.benchmark)
+    preset = run.preset if run.preset in known or not run.data.official else "closed"
+    published = load.load(run.benchmark, preset) if preset in known else None
     of_network: Any = {"network": True, "data": {"sample_shape"}}
     before, now = (
         each.model_dump(mode="json", include=of_network) if each else {} for each in (published, run)

@@ -428,6 +428,23 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
 
 
+def test_an_own_preset_of_the_official_problem_shares_its_chart(tmp_path: Path) -> None:
+    """Unless its network is another one."""
+    sets = {"closed": [], "own": [], "small": ["network.conv_filters=2"]}
+    for day, (name, settings) in enumerate(sets.items()):
+
+        def log(made: Records, day: int = day) -> None:
+            for record in made:
+                record["time_ms"] += 86_400_000 * day
+
+        config = make_run(tmp_path / name, preset="closed", settings=settings, log=log) / "config.toml"
+        if name != "closed":
+            config.write_text(config.read_text().replace('preset = "closed"', 'preset = "mine"'))
+    titles = {e.path.name: e.title for e in compare([tmp_path / name for name in sets]).entries}
+    assert titles["own"] == titles["closed"]
+    assert titles["small"] == f"{titles['closed']} · network.conv_filters 2"
+
+
 def test_systems_of_a_tree_with_different_processors_are_different_machines(tmp_path: Path) -> None:
     """As HoreKa and JUWELS Booster in round 1.0, with the same accelerators."""
     described = scaling_tree(tmp_path) / "org/systems/n8.json"
