@@ -51,11 +51,15 @@ def entries_of(results: ResultSet) -> list[Entry]:
             "preset_version", "parts_version"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
         keys += ["submission_org", "submission_platform"]
+    ran_on = {log.path: _ran_on(log) for log in results.logs}
+    # A run that did not record it, because it ended early, does not make a set of its own.
+    known = next(filter(None, ran_on.values()), ())
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
             continue  # a study's only epoch ends early and an emulated run computes nothing: neither is training
-        configuration = (*(log.value(key) for key in keys), results.settings_of(log))
+        settings, where = results.settings_of(log), ran_on[log.path] or known
+        configuration = (*(log.value(key) for key in keys), settings, where)
         groups.setdefault(tuple(map(str, configuration)), []).append(log)
     split = len(groups) > 1
     return [_entry(results, logs, split) for logs in groups.values()]
@@ -114,8 +118,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     system = results.system or platform or env.hostname or results.path.name
     processor = _named(description.get("host_processor_model_name")) or env.cpu
     # In a tree, each size of a machine is a system of its own.
-    place = machine, processor, None if results.is_tree else platform or env.cluster
-    line = org, unit, _place(place, run)
+    line = org, unit, _place((machine, processor, None if results.is_tree else platform or env.cluster), run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
     software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
@@ -246,6 +249,13 @@ def _own_run(log: Log) -> tuple[Result | None, Environment]:
         return None, Environment()
     env = Environment.read_or_none(log.path.with_name("env.json"))
     return Result.read_or_none(log.path.with_name("result.json")), env or Environment()
+
+
+def _ran_on(log: Log) -> tuple[object, ...]:
+    """Hardware, cluster and framework of a run of this suite; empty if it did not record them."""
+    env = _own_run(log)[1]
+    facts = env.cpu, sorted(set(env.accelerators)), env.cluster, framework_of(None, None, env.packages)
+    return facts if any(facts) else ()
 
 
 def _units(

@@ -175,9 +175,7 @@ def test_no_tier_accepts_runs_whose_clock_does_not_cover_a_training(tmp_path, ca
     make_set(tree, "cosmoflow", minutes=[2.0 if n + 1 in affected else 14.0 for n in range(10)], edit=mark)
     make_set(tree, "deepcam")
     own = 'benchmark = "cosmoflow"\ntier = "optimized"\nchanges = "JAX"'
-    status, _, jobs = judged(
-        capsys, tree, "--acceptance", tender(tmp_path, ('benchmark = "cosmoflow"', own))
-    )
+    status, _, jobs = judged(capsys, tree, "--acceptance", tender(tmp_path, ('benchmark = "cosmoflow"', own)))
     rule = f"log/{key.removesuffix('_step_s')}"
     assert status == 1 and rule in jobs["universe"]["problems"][0] and jobs["climate"]["problems"] == []
     cli.main(["score", str(tree), "--json"])
