@@ -85,12 +85,11 @@ class Environment(Machine):
         return self.nodes or ((self,) if self.hostname else ())
 
     @property
-    def system(self) -> str | None:
-        """The Slurm job's cluster or, outside Slurm, the host name without the node's number."""
+    def cluster(self) -> str | None:
+        """The Slurm job's cluster, if it has a name."""
         names = self.variables if isinstance(self.variables, dict) else {}
         cluster = names.get("SLURM_CLUSTER_NAME")
-        named = cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
-        return named or without_number(self.hostname)
+        return cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
 
 
 def without_number(host: str | None) -> str | None:

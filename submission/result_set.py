@@ -31,8 +31,9 @@ SIZES = (
     "number_of_nodes", "accelerators_per_node", "number_of_accelerators",
 )  # fmt: skip
 _SET_KEYS = frozenset(
-    {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
-)
+    {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", "resumed",
+     "emulated_step_s", *SIZES}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

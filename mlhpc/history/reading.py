@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.history.store import digest, put
-from mlhpc.record.environment import Environment
+from mlhpc.record.environment import Environment, without_number
 from mlhpc.record.history import HistoryRecord, RunFigures, canonical, time_text
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory, read
@@ -97,9 +97,10 @@ def _when(run: RunDirectory | None) -> str | None:
 
 
 def _where(env: Environment, system: str | None) -> dict[str, Any]:
-    """System, machine and commit; ``system`` replaces the recorded one."""
+    """System, machine and commit. Unless ``system`` is passed, the system is the Slurm cluster or, outside Slurm,
+    the host name without the node's number."""
     return {
-        "system": system or env.system,
+        "system": system or env.cluster or without_number(env.hostname),
         "machine": env.accelerators[0] if env.accelerators else env.cpu,
         "commit": f"{env.commit}{' with changes' * bool(env.dirty)}" if env.commit else None,
     }

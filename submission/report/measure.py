@@ -32,7 +32,15 @@ from mlhpc.submission.report.entry import (
 )
 from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.result_set import ResultSet
-from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak, shared_scale
+from mlhpc.submission.score.score import (
+    RESUMED,
+    Strong,
+    Weak,
+    instance_scale,
+    score_strong,
+    score_weak,
+    shared_scale,
+)
 from mlhpc.submission.score.set_score import target_of
 
 
@@ -43,11 +51,15 @@ def entries_of(results: ResultSet) -> list[Entry]:
             "preset_version", "parts_version"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
         keys += ["submission_org", "submission_platform"]
+    ran_on = {log.path: _ran_on(log) for log in results.logs}
+    # A run that did not record it, because it ended early, does not make a set of its own.
+    known = next(filter(None, ran_on.values()), ())
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
             continue  # a study's only epoch ends early and an emulated run computes nothing: neither is training
-        configuration = (*(log.value(key) for key in keys), results.settings_of(log))
+        settings, where = results.settings_of(log), ran_on[log.path] or known
+        configuration = (*(log.value(key) for key in keys), settings, where)
         groups.setdefault(tuple(map(str, configuration)), []).append(log)
     split = len(groups) > 1
     return [_entry(results, logs, split) for logs in groups.values()]
@@ -59,8 +71,7 @@ _OVERLAP = "staging overlapped the first epoch: T_staging is only the part not h
 
 
 def _of_resumed(score: Strong | Weak) -> Strong | Weak:
-    why = "resumed from a checkpoint: the clock did not cover the first part"
-    return replace(score, minutes=None, without_staging_minutes=None, why=why)
+    return replace(score, minutes=None, without_staging_minutes=None, why=RESUMED)
 
 
 def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
@@ -105,8 +116,9 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     platform, run = _named(value("submission_platform")), results.configurations.get(logs[0].path)
     system = results.system or platform or env.hostname or results.path.name
+    processor = _named(description.get("host_processor_model_name")) or env.cpu
     # In a tree, each size of a machine is a system of its own.
-    line = org, unit, _place(machine, "" if results.is_tree else platform or env.system, run)
+    line = org, unit, _place((machine, processor, None if results.is_tree else platform or env.cluster), run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
     software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
@@ -123,18 +135,23 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     )  # fmt: skip
 
 
-def _place(machine: str, system: str | None, run: Run | None) -> str:
-    """Where and how a set ran: model of the machine, system, and how steps are computed where it is not the
-    default."""
+def _place(names: Iterable[str | None], run: Run | None) -> str:
+    """Where and how a set ran: models of its units and processors and its system (``names``, where known), and how
+    steps are computed where it is not the default."""
     settings = dict(load.dotted(run.model_dump(mode="json", exclude_defaults=True))) if run else {}
     computed = (f"{key} {settings[key]}" for key in COMPUTATION if key in settings)
-    return ", ".join(filter(None, (re.sub(r"\s*\(.*?\)", "", machine), system, *computed)))
+    known = dict.fromkeys(re.sub(r"\s*\(.*?\)", "", name) for name in names if name)
+    return ", ".join((*known, *computed))
 
 
 def _network(run: Run | None) -> str:
+    """The settings of the network and of its samples' shape that are not those of the preset or, with a preset of
+    the user's own for the official data set, of the closed one."""
     if run is None:
         return ""
-    published = load.load(run.benchmark, run.preset) if run.preset in load.presets(run.benchmark) else None
+    known = load.presets(run.benchmark)
+    preset = run.preset if run.preset in known or not run.data.official else "closed"
+    published = load.load(run.benchmark, preset) if preset in known else None
     of_network: Any = {"network": True, "data": {"sample_shape"}}
     before, now = (
         each.model_dump(mode="json", include=of_network) if each else {} for each in (published, run)
@@ -232,6 +249,13 @@ def _own_run(log: Log) -> tuple[Result | None, Environment]:
         return None, Environment()
     env = Environment.read_or_none(log.path.with_name("env.json"))
     return Result.read_or_none(log.path.with_name("result.json")), env or Environment()
+
+
+def _ran_on(log: Log) -> tuple[object, ...]:
+    """Hardware, cluster and framework of a run of this suite; empty if it did not record them."""
+    env = _own_run(log)[1]
+    facts = env.cpu, sorted(set(env.accelerators)), env.cluster, framework_of(None, None, env.packages)
+    return facts if any(facts) else ()
 
 
 def _units(

@@ -35,12 +35,15 @@ def _score_rules(name: str) -> tuple[Target, int]:
     return read, load.runs_of_a_score(name)
 
 
+RESUMED = "resumed from a checkpoint: the clock did not cover the first part"
+
+
 @dataclass(frozen=True)
 class RunScore:
     """The contribution of one run to a score. ``seconds``: run_stop − run_start, None if the log lacks either
     record; ``without_staging_s``: ``seconds`` minus the staging time in between. ``epochs_to_target`` counts from
     1. ``why``: the reason if the run did not converge. ``dropped``: the reason if the run does not count in the
-    score. ``readable``: False if it is not known whether the run converged."""
+    score. ``readable``: False if the log does not show whether and when the run converged."""
 
     path: Path
     seconds: float | None
@@ -102,8 +105,10 @@ def score_run(log: Log, target: Target) -> RunScore:
         why = f"run_stop − run_start is {run.seconds:.3f} s: the clock was set back"
         return RunScore(log.path, run.seconds, without, False, None, why)
     if log.value("emulated_step_s") is not None:
-        why = "an emulated run without training"
-        return RunScore(log.path, run.seconds, without, False, None, why)
+        why = "emulated, without training"
+        return RunScore(log.path, run.seconds, without, False, None, why, readable=False)
+    if log.value("resumed"):
+        return RunScore(log.path, run.seconds, without, False, None, RESUMED, readable=False)
     evaluations = log.evaluations(target.metric)
     met = next((e for e in evaluations if target.met_by(e.value)), None)
     if met is None:
@@ -188,7 +193,7 @@ def score_weak(
     for log in logs:
         run, seed = score_run(log, target), log.value("seed")
         if not run.converged:
-            run = replace(run, dropped="did not converge" if run.readable else "not readable")
+            run = replace(run, dropped="did not converge" if run.readable else run.why)
         elif seed is not None and first_of.setdefault(str(seed), log.path) != log.path:
             run = replace(run, dropped=f"seed {seed} repeated")
         runs.append(run)

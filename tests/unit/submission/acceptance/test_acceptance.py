@@ -163,6 +163,27 @@ def test_a_set_that_fails_its_check_is_closed_no_more_and_may_be_optimized(tmp_p
     assert judged(capsys, tree, "--acceptance", tender(tmp_path, optimized))[0] == 0
 
 
+@pytest.mark.parametrize(("key", "value", "affected"), [
+    ("resumed", True, {3}), ("resumed", True, set(range(1, 11))), ("emulated_step_s", 0.1, {3}),
+])  # fmt: skip
+def test_no_tier_accepts_runs_whose_clock_does_not_cover_a_training(tmp_path, capsys, key, value, affected):
+    def mark(number, made):
+        if number in affected:
+            made.insert(0, {**made[0], "key": key, "value": value})
+
+    tree = tmp_path / "org"
+    make_set(tree, "cosmoflow", minutes=[2.0 if n + 1 in affected else 14.0 for n in range(10)], edit=mark)
+    make_set(tree, "deepcam")
+    own = 'benchmark = "cosmoflow"\ntier = "optimized"\nchanges = "JAX"'
+    status, _, jobs = judged(capsys, tree, "--acceptance", tender(tmp_path, ('benchmark = "cosmoflow"', own)))
+    rule = f"log/{key.removesuffix('_step_s')}"
+    assert status == 1 and rule in jobs["universe"]["problems"][0] and jobs["climate"]["problems"] == []
+    cli.main(["score", str(tree), "--json"])
+    score = next(s for s in json.loads(capsys.readouterr().out)["sets"] if s["benchmark"] == "cosmoflow")
+    assert score["score_min"] is None and rule.partition("/")[2] in score["no_score"]
+    assert sum(run["converged"] for run in score["runs"]) == 10 - len(affected)
+
+
 def test_a_job_with_its_own_target_has_no_predicted_time(tmp_path, capsys):
     """The published epochs are those to MLPerf's target, which takes longer than an error of 0.5."""
     job = ('reference = "v0.7 LBNL corigpu_n64_tf1.15.0"', "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from golden.make_run import make_run
-from golden.make_tree import make_set
+from golden.make_tree import Records, make_set
 from helpers.compare_logs import epochs, made_log, scaling_tree
 from helpers.page import Page, rows_of
 from rich.console import Console
@@ -230,3 +230,28 @@ def test_a_run_is_reported_with_its_own_framework(
     listed = ", ".join(f"{name} {BOTH[name]}" for name in used.split())
     assert listed in " ".join(terminal.getvalue().split())
     assert listed in Page((run / "report.html").read_text("utf-8")).text
+
+
+def test_runs_on_different_machines_or_frameworks_are_different_sets(tmp_path: Path) -> None:
+    """Whatever the first run was; a run without env.json belongs to the others."""
+    changes = {
+        "n0": {},
+        "n1": {"hostname": "n1"},
+        "cpu": {"cpu": "EPYC"},
+        "tensorflow": {"packages": {"tensorflow-cpu": "2.99"}},
+        "cluster": {"variables": {"SLURM_CLUSTER_NAME": "gamma"}},
+    }
+    for number, (name, facts) in enumerate({**changes, "unknown": {}}.items()):
+
+        def log(made: Records, number: int = number) -> None:
+            for record in made:
+                record["time_ms"] += 3_600_000 * number
+
+        made = make_run(tmp_path / f"set/{number}_{name}", log=log, env=lambda env, f=facts: env.update(f))
+    (made / "env.json").unlink()
+    cpu, model = "Intel(R) Xeon(R) Processor <test & quote>", "Intel Xeon Processor <test & quote>"
+    entries = compare([tmp_path / "set"]).entries
+    assert sorted((e.machine, e.software[-6:], e.line[2], e.logs) for e in entries) == sorted([
+        (cpu, "2.18.1", model, 3), ("EPYC", "2.18.1", "EPYC", 1), (cpu, "u 2.99", model, 1),
+        (cpu, "2.18.1", f"{model}, gamma", 1),
+    ])  # fmt: skip

@@ -428,11 +428,38 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
 
 
+def test_an_own_preset_of_the_official_problem_shares_its_chart(tmp_path: Path) -> None:
+    """Unless its network is another one."""
+    sets = {"closed": [], "own": [], "small": ["network.conv_filters=2"]}
+    for day, (name, settings) in enumerate(sets.items()):
+
+        def log(made: Records, day: int = day) -> None:
+            for record in made:
+                record["time_ms"] += 86_400_000 * day
+
+        config = make_run(tmp_path / name, preset="closed", settings=settings, log=log) / "config.toml"
+        if name != "closed":
+            config.write_text(config.read_text().replace('preset = "closed"', 'preset = "mine"'))
+    titles = {e.path.name: e.title for e in compare([tmp_path / name for name in sets]).entries}
+    assert titles["own"] == titles["closed"]
+    assert titles["small"] == f"{titles['closed']} · network.conv_filters 2"
+
+
+def test_systems_of_a_tree_with_different_processors_are_different_machines(tmp_path: Path) -> None:
+    """As HoreKa and JUWELS Booster in round 1.0, with the same accelerators."""
+    described = scaling_tree(tmp_path) / "org/systems/n8.json"
+    facts = json.loads(described.read_text())
+    described.write_text(json.dumps(facts | {"host_processor_model_name": "Intel(R) Xeon(R) 8368"}))
+    comparison = compare([tmp_path])
+    assert [row["speed-up"] for row in rows(page(comparison), "scaling")] == ["", ""]
+    machines = {p.machine for p in comparison.predictions}
+    assert {machine.endswith(", Intel Xeon 8368") for machine in machines} == {False, True}
+
+
 def test_speed_up_is_only_of_sets_that_differ_in_size(tmp_path: Path) -> None:
     """Each set has the same time on two ranks as the base on one: a speed-up of 1 where nothing else differs."""
     settings = {"precision": "training.precision=mixed_bfloat16", "network": "network.conv_filters=2"}
-    hosts = {"same": "n7.local", "host": "other"}
-    names = ("base", "same", "precision", "network", "host", "platform", "software", "version")
+    names = ("base", "same", "precision", "network", "cluster", "platform", "software", "version")
     for day, name in enumerate(names):
 
         def log(made: Records, day: int = day, name: str = name) -> None:
@@ -443,7 +470,9 @@ def test_speed_up_is_only_of_sets_that_differ_in_size(tmp_path: Path) -> None:
                     record["value"] = "Beta"
 
         def env(facts: dict[str, Any], name: str = name) -> None:
-            facts["hostname"] = hosts.get(name, "n0")
+            # Names of two nodes of one system.
+            facts["hostname"] = "x4102c5s2b0n0" if name == "base" else "x4305c1s0b0n1"
+            facts["variables"] = {"SLURM_CLUSTER_NAME": "gamma" if name == "cluster" else "(null)"}
             if name == "software":
                 facts["packages"]["tensorflow-cpu"] = "2.99"
 
@@ -457,8 +486,8 @@ def test_speed_up_is_only_of_sets_that_differ_in_size(tmp_path: Path) -> None:
     problems = [[entry.path.name for entry in group] for group in comparison.by_problem]
     assert ["network"] in problems and len(problems) == 2
     machines = [p.machine for p in comparison.predictions if p.measured_min is None]
-    others = ("n, training.precision mixed_bfloat16", "other", "Beta")
-    assert {machine.partition(">, ")[2] for machine in machines} == {"n", *others}
+    others = ("training.precision mixed_bfloat16", "gamma", "Beta")
+    assert {machine.partition(">, ")[2] for machine in machines} == {"", *others}
 
 
 def test_letters_continue_after_z() -> None:
