@@ -15,7 +15,7 @@ further keys that depend on the kind of event:
   the seconds of it that each rank caused; with ``"after": "warm"``, only for the steps after that mark.
 - ``slow``, from rank 0 after the run: a training batch that arrived late, with its ``rank``, ``epoch``, ``step``,
   ``seconds`` of waiting, and ``samples``.
-- ``progress``: ``step``, from rank 0 about every five seconds.
+- ``progress``: ``step``, of the epoch so far, from rank 0 about every five seconds.
 - ``energy``, from the first rank of each node about every second: ``name`` is the kind of counter, with ``joules``
   since ``run_start`` and the run's number of ``nodes``; ``incomplete`` if a counter of that kind on the node is
   known to be missing. ``usage``, about every second: how the accelerators of a node are used, as means over the
