@@ -54,7 +54,7 @@ from mlhpc.record.hyperparameters import load_run
 from mlhpc.record.rank_table import write_rank_table
 from mlhpc.record.result import Result
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
-from mlhpc.unused import unused
+from mlhpc.unused import warn_of_unused
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def main(options: argparse.Namespace) -> int:
         os.sched_setaffinity(0, own_cores)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         _warn_of_memory(run, world)
-        _warn_of_unused(run, options.set, world, staged=paths.stage is not None)
+        warn_of_unused(run, options.set, world, staged=paths.stage is not None)
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world, binding)
         with (
             RunLog(out, world, meter_of(world, accelerators=not _on_cpus(run))) as log,
@@ -274,15 +274,6 @@ def _warn_of_memory(run: Run, world: World) -> None:
     need = memory_need(run, world.size, world.local_size) if world.rank == 0 else None
     if need and not need.fits:
         sys.stderr.write(f"mlhpc: warning: memory: {need}: the kernel may kill the run; {REMEDY}\n")
-
-
-def _warn_of_unused(run: Run, settings: Sequence[str], world: World, *, staged: bool) -> None:
-    """Warn of ``settings`` (``table.key=value``) that stand in the run's record, but change nothing in it."""
-    reasons = unused(run, world.size, staged=staged)
-    keys = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
-    found = "; ".join(f"{key} {reasons[key]}" for key in keys if key in reasons)
-    if found and world.rank == 0:
-        sys.stderr.write(f"mlhpc: warning: without effect in this run: {found}\n")
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:

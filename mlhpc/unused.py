@@ -1,6 +1,10 @@
 """Settings that change nothing in a run, given its other settings."""
 
+import sys
+from collections.abc import Sequence
+
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.ranks.world import World
 
 EXCHANGE = (
     "training.bucket_cap_mib",
@@ -21,3 +25,12 @@ def unused(run: Run, ranks: int, *, staged: bool) -> dict[str, str]:
     }
     reasons = {f"{table}.{key}": why for table, keys in tables.items() for key, why in keys.items()}
     return reasons | dict.fromkeys(EXCHANGE if ranks == 1 else (), "applies to several ranks")
+
+
+def warn_of_unused(run: Run, settings: Sequence[str], world: World, *, staged: bool) -> None:
+    """Print a warning, on rank 0, that names those of ``settings`` (``table.key=value``) that have no effect."""
+    reasons = unused(run, world.size, staged=staged)
+    keys = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
+    found = "; ".join(f"{key} {reasons[key]}" for key in keys if key in reasons)
+    if found and world.rank == 0:
+        sys.stderr.write(f"mlhpc: warning: without effect in this run: {found}\n")

@@ -108,8 +108,8 @@ class RunLog:
         self._span_s: dict[tuple[str, int], float] = {}
         self._timers: dict[str, StepTimer] = {}  # of running loops, by name
         self._waited: dict[str, float] = {}  # in finished loops
-        self._trained = Counter[object]()  # batches in finished loops of training, by epoch
-        self._before = 0  # those of the running loop's epoch
+        self._batches_done = Counter[object]()  # in finished training loops, by epoch
+        self._first_batch = 0  # of the current loop, counted from the start of its epoch
         self._waits: list[data_wait.Waits] = []  # of finished loops, in their order
         self._passes = 1  # batches per interval in training
         self._samples_of: Callable[[int, int], Iterable[object]] | None = None
@@ -252,7 +252,7 @@ class RunLog:
         phase "eval"; this determines the intervals of ``data_wait``. ``shared``: if ranks share samples, returns
         the seconds that this rank has so far waited for others to read theirs."""
         timer, epoch = StepTimer(record_event), None if phase == "eval" else tags.get("epoch")
-        self._before = self._trained[epoch]
+        self._first_batch = self._batches_done[epoch]
         self._timers[name] = timer
         if phase != "eval":
             self._passes = passes
@@ -277,7 +277,7 @@ class RunLog:
         finally:
             self._timers.pop(name, None)
             if epoch is not None:
-                self._trained[epoch] += len(timer.waits)
+                self._batches_done[epoch] += len(timer.waits)
             self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
             self._keep_waits(timer, others, name, None if phase == "eval" else passes, tags)
             if not self._events.closed:  # after an error an iterator may outlive the log
@@ -326,7 +326,7 @@ class RunLog:
         """Report the progress of the current loop: as an event for ``mlhpc watch``, and as a line if ``printed``.
         Called from the heartbeat's thread."""
         timers = list(self._timers.values())
-        steps = self._before + len(timers[-1].waits) if timers else 0
+        steps = self._first_batch + len(timers[-1].waits) if timers else 0
         with self._closing:
             if self._events.closed:
                 return

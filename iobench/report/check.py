@@ -24,7 +24,7 @@ def read_result(run: Path) -> dict[str, Any]:
         result = read_object(path, os.O_NOFOLLOW)
         workload = Result.model_validate(result).workload
     except FileNotFoundError:
-        raise UserError(f"{run} has no result.json; {remedy}") from None
+        raise UserError(f"{run}: result.json not found; {remedy}") from None
     except ValidationError as error:
         raise UserError(f"{path}: not a result of this version ({first_problem(error)}); {remedy}") from None
     except (OSError, ValueError, RecursionError):

@@ -145,8 +145,8 @@ def _place(names: Iterable[str | None], run: Run | None) -> str:
 
 
 def _network(run: Run | None) -> str:
-    """The settings of the network and of its samples' shape that are not those of the preset or, with a preset of
-    the user's own for the official data set, of the closed one."""
+    """The settings of the network and its sample shape that differ from the preset. A user-defined preset on the
+    official data set is compared with the closed preset."""
     if run is None:
         return ""
     known = load.presets(run.benchmark)

@@ -11,8 +11,8 @@ these the step of the preset is predicted (tests/helpers/similar.py), and then m
 steps, on zeros in memory, before any profiler. So the prediction knows the code and its kernels, but not the
 sizes; what it cannot do is predict a network it has not seen. All are measured in turns, ``--rounds`` times,
 each in a new process, and of each the round with the shortest step counts: what disturbs a step only ever makes
-it longer. Steps of one process are alike, but those of the next may take 1.7 times as long, though matrix
-products and copies between them do not: so the number of processes counts, not that of steps. The column "of
+it longer. Step times within a process agree, but a second process may be 1.7 times slower although matrix products
+and copies run at the same speed, so more processes are measured rather than more steps. The column "of
 rounds" has the shortest and longest step measured. The goal is 20%, on an idle machine. About 20 minutes on 2
 cores.
 
@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--stand-ins", type=int, choices=(2, 3), default=3, help="the first so many")
+    parser.add_argument(
+        "--stand-ins", type=int, choices=(2, 3), default=3, help="number of stand-ins to profile"
+    )
     parser.add_argument("--only", choices=tuple(STAND_INS), action="append", default=[])
     parser.add_argument("--precision", choices=PRECISIONS, action="append", default=[])
     parser.add_argument("--machine", help="measured before, or of benchmarks/systems")

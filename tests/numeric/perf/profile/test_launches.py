@@ -68,7 +68,7 @@ def test_a_step_of_two_backward_passes_takes_twice_as_long_and_is_not_a_publishe
 
     once, twice = floor(1), floor(2)
     assert once.measured and not twice.measured
-    assert twice.predicted == pytest.approx([2 * seconds for seconds in once.predicted])
+    assert twice.predicted == pytest.approx([2 * each for each in once.predicted])
     assert [each.host[0] for each in (once, twice)] == pytest.approx([4010e-6, 8020e-6])
 
 
