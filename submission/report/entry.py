@@ -43,8 +43,8 @@ class Entry:
     ``letter`` names the set in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine``: the
     unit's model. ``runs`` are those used for the measurements, and ``over`` describes them; ``left_out`` are the
     fastest and slowest, which converged but do not count in the score. ``official``: whether the sample counts
-    match a published data set; None if unknown. ``data_set``: the numbers of (training, evaluation) samples of that
-    published data set or, without one, as logged. ``scale``: compute units of one run.
+    match a published data set; None if unknown. ``data_set``: its (training, evaluation) sample counts; without a
+    published one, those logged. ``scale``: compute units of one run.
     ``aborted``: number of runs that were terminated or never ended. ``staged``: whether staging records are inside
     or before the timed run. ``log_ids`` identify the logs by their times; ``copy_of`` is the letter of an earlier
     set with the same logs. ``versions``: the logged versions of the preset, the parts and the data generator;

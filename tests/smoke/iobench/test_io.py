@@ -284,7 +284,7 @@ def test_a_run_is_held_to_the_rules(place, tmp_path):
     assert done.returncode == 1
     assert "5 times are required" in done.stdout and "1 runs, but 5 are required" in done.stdout
     nothing = mlhpc("io", "check", place, "--memory", "1 GB")
-    assert nothing.returncode == 2 and "no result.json" in nothing.stderr
+    assert nothing.returncode == 2 and "result.json not found" in nothing.stderr
 
 
 def test_sizes_and_workloads_are_listed():
