@@ -21,6 +21,7 @@ from mlhpc.record.conclusion import Conclusion, last_line, summarize
 from mlhpc.record.mllog import parse
 from mlhpc.record.result import Result
 from mlhpc.submission.score.score import instance_scale
+from mlhpc.unused import warn_of_unused
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_settings_without_effect_are_named_once(capsys, rank: int, staged: bool)
     ]
     world: Any = SimpleNamespace(rank=rank, size=2)
     settings.append("training.bucket_cap_mib=1")  # applies to two ranks
-    module.warn_of_unused(load.load("resnet50", "smoke", settings), settings, world, staged=staged)
+    warn_of_unused(load.load("resnet50", "smoke", settings), settings, world, staged=staged)
     rate = "hyperparameters.lars_opt_base_learning_rate applies to lars, not to sgd"
     mode = "" if staged else "; staging.mode applies with --stage"
     said = f"mlhpc: warning: without effect in this run: {rate}{mode}\n"
@@ -75,7 +76,7 @@ def test_settings_without_effect_are_named_once(capsys, rank: int, staged: bool)
 
 def test_a_run_without_such_settings_has_no_warning_of_them(capsys) -> None:
     settings = ["hyperparameters.opt_name=lars", "hyperparameters.lars_opt_base_learning_rate=5"]
-    module.warn_of_unused(load.load("resnet50", "smoke", settings), settings, Solo(), staged=False)
+    warn_of_unused(load.load("resnet50", "smoke", settings), settings, Solo(), staged=False)
     assert capsys.readouterr().err == ""
 
 
