@@ -1,7 +1,7 @@
 """The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a
 first result; and what DLIO asks of the storage, against which ``make test`` holds the emulation.
 
-    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts] [others] [au] [WORKLOAD ...]
+    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts] [others [CELL ...]] [au [NAME ...]]
 
 DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (see docs/evidence/io.md for one);
 FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
@@ -12,8 +12,8 @@ time; an epoch's duration is its own log's, from beginning to end. First result:
 Counts: DLIO trains on each of ``CELLS``, small sets that it generates, under strace; opens, reads and bytes asked
 of its data files, steps, evaluations and checkpoints with their epochs are written to ``GOLDEN``. DLIO needs
 mpiexec beside its interpreter (pip has mpich), and a command tfrecord2idx that makes its second argument. Others:
-the same of another release, or of a checkout of DLIO's repository, to FOLDER/counts.json; prints each count that
-is not the one of 2.0.0, and the cells that end in an error.
+the same of another release, or of a checkout of DLIO's repository (of all cells, or of those named), to
+FOLDER/counts.json; prints each count that is not the one of 2.0.0, and the cells that end in an error.
 
 AU: utilisation and samples/s of the four ``APPLICATIONS`` (or those named), DLIO's own workload files with fewer
 and smaller samples, in turns, both on the files that ``mlhpc io generate`` wrote, in the page cache.
@@ -160,9 +160,9 @@ def counts(
     return found
 
 
-def others(folder: Path, python: str) -> None:
+def others(folder: Path, python: str, names: list[str]) -> None:
     release = json.loads(GOLDEN.read_text())["cells"]
-    for name in CELLS:
+    for name in names or list(CELLS):
         cell, own = CELLS[name], dict(release[name])
         if "samples" in cell:  # later releases use a multiple of samples x batch x ranks of files
             more = cell["samples"] * 2 * cell.get("ranks", 1) // cell.get("files", 4)
@@ -421,7 +421,7 @@ if __name__ == "__main__":
         au(place, dlio_python, [word for word in sys.argv[3:] if word in APPLICATIONS])
         sys.exit()
     if "others" in sys.argv[3:]:
-        others(place, dlio_python)
+        others(place, dlio_python, [word for word in sys.argv[3:] if word in CELLS])
         sys.exit()
     for measure in (samples, first, counts):
         if measure.__name__ in (sys.argv[3:] or [measure.__name__]):

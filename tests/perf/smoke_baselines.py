@@ -5,7 +5,7 @@ docs/evidence/training.md has the figures.
 Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
 spectra (as in ``python tests/helpers/universe_statistics.py regression DATA``); thresholds, gradient boosting and
 perceptrons per pixel for DeepCAM; trees, neighbours, support vectors on colour, spectra, texture and places for
-ResNet-50. Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
+ResNet-50.
 """
 
 import sys

@@ -4,22 +4,20 @@ import itertools
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 from runpy import run_path
-from types import ModuleType
 
-import numpy as np
 import pytest
 from fake_cuda.library import devices, loader
 from golden.make_run import make_run
 from ranks.need import need
 from smoke.conftest import TINY, mlhpc
 
-from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.ranks.environment import set_variables
 
 SCRIPTS = Path(__file__).parents[2] / "perf"
@@ -86,10 +84,10 @@ ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 -
 ELSEWHERE = {
     "equivalence": "imported",
     "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py",
-    "io_dlio": "DLIO: test_counts_of_a_trace",
+    "io_dlio": "DLIO: test_dlio_asks_of_the_storage_what_was_recorded",
     "pages": "Chromium: test_pages_are_drawn",
-    "smoke_baselines": "scikit-learn: test_baselines_read_the_data_set",
-    "steady_storage": "FUSE: test_steady_storage_answers_requests",
+    "smoke_baselines": "test_baselines_read_the_data_set",
+    "steady_storage": "FUSE: test_steady_storage_is_mounted",
 }
 """Where each of the others runs, or what it needs that is not here."""
 SLOW = {"codec_study", "io_similarity", "step_prediction"}
@@ -197,46 +195,57 @@ def test_steady_storage_answers_requests(tmp_path, monkeypatch):
         server.lookup(1, b"none\0")
 
 
-class Zero:
-    """A model that predicts 0 of everything, whatever its settings, and the parts of models."""
+def test_steady_storage_is_mounted(tmp_path):
+    """Its files are those of the folder, and it ends when it is unmounted."""
+    folder, mount = tmp_path / "folder", tmp_path / "mount"
+    (folder / "part").mkdir(parents=True)
+    mount.mkdir()
+    contents = {"a": b"", "b": bytes(range(256)) * 2000, "part/c": b"words"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    command = [sys.executable, SCRIPTS / "steady_storage.py", folder, mount, "1000", "10"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        while not mount.is_mount():
+            if server.poll() is not None:
+                said = server.communicate()[1]
+                refused = re.search("Operation not permitted|/dev/fuse", said)
+                pytest.skip("no FUSE here, or no right to mount it") if refused else pytest.fail(said)
+            time.sleep(0.05)
+        found = {
+            str(path.relative_to(mount)): path.read_bytes() for path in mount.rglob("*") if path.is_file()
+        }
+    finally:
+        subprocess.run(["umount", "--lazy", mount], capture_output=True)
+    assert found == contents
+    assert server.wait(20) == 0
 
-    def __init__(self, *words, **settings): ...
 
-    def set_params(self, **settings):
-        return self
-
-    def fit(self, x, y):
-        assert len(x) == len(y) and np.isfinite(x).all()
-        return self
-
-    def predict(self, x):
-        return 0.0
-
-
-class Zeros(ModuleType):
-    """A module of which every name is such a model."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.__path__ = []
-
-    def __getattr__(self, name):
-        return type(name, (Zero,), {})
-
-
-def test_baselines_read_the_data_set(sample, monkeypatch, capsys):
-    """A model that predicts 0 is off by the mean of the targets' sizes, whatever it is given."""
+def test_baselines_read_the_data_set(sample):
     script = SCRIPTS / "smoke_baselines.py"
-    for name in {"sklearn", *re.findall(r"^from (sklearn\.\w+) import", script.read_text(), re.MULTILINE)}:
-        monkeypatch.setitem(sys.modules, name, Zeros(name))
-    data = sample.parent.parent
-    run_path(str(script))["cosmoflow"](data)
-    targets = [next(iter(read_examples(path)))[1] for path in (data / "validation").iterdir()]
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 14
-    assert {line.partition(": ")[2] for line in lines} == {
-        f"mean absolute error {np.abs(targets).mean():.3f}"
-    }
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, script, "cosmoflow", sample.parent.parent]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    # Guessing 0 is off by 0.5, as targets are uniform in [-1, 1]; 27 universes teach a linear model more.
+    errors = dict(line.rsplit(": mean absolute error ", 1) for line in done.stdout.splitlines())
+    assert len(errors) == 14
+    assert float(errors["linear, mean and spread"]) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_dlio_asks_of_the_storage_what_was_recorded(tmp_path):
+    """The smallest of the workloads whose opens and reads the emulation is held to, run once more."""
+    need("dlio_benchmark", "strace")
+    python = Path(shutil.which("dlio_benchmark")).with_name("python")
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "io_dlio.py", tmp_path, python, "others", "npz"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.stdout.splitlines()[-1:] == ["npz: as 2.0.0"], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("script", ON_DEVICE)
