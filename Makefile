@@ -28,10 +28,10 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=1
 help:
 	@sed -n 's/^# //p' Makefile | head -9
 
-# The demo's TensorFlow computes on the CPU, also beside a GPU, which a run would not leave idle unasked.
-demo: export CUDA_VISIBLE_DEVICES =
-demo: export HIP_VISIBLE_DEVICES =
-demo: export ZE_AFFINITY_MASK =
+# TensorFlow of these environments computes on the CPU, also beside a GPU, which a run would not leave idle unasked.
+demo test test-slow test-avx2: export CUDA_VISIBLE_DEVICES =
+demo test test-slow test-avx2: export HIP_VISIBLE_DEVICES =
+demo test test-slow test-avx2: export ZE_AFFINITY_MASK =
 demo: $(VENV)/.demo
 	@echo '== data: 4,608 samples of 576 small universes in the official layout (kept for next time)'
 	@$(BIN)/mlhpc data make cosmoflow --preset demo

@@ -109,7 +109,12 @@ def devices(
 ) -> dict[str, str]:
     """The variables that say which devices a process sees, with ``changes`` to their model, and where it counts
     what it does with them, if anywhere ("%d" in the name: the number of the device)."""
-    chosen = {"FAKE_CUDA_DEVICE": _words(_model(model)), "FAKE_CUDA_SET": _words(changes or {})}
+    number = int(str((changes or {}).get("devices", 1)))
+    chosen = {
+        "FAKE_CUDA_DEVICE": _words(_model(model)),
+        "FAKE_CUDA_SET": _words(changes or {}),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number))),  # `make test` hides those that are there
+    }
     return chosen | ({"FAKE_CUDA_REPORT": str(report)} if report else {})
 
 
