@@ -26,10 +26,8 @@ _Found = tuple[dict[str, Read], tuple[str, ...], list[Read], Callable[[], Usage]
 """Counters by name, the devices' identities, readers of their power limits, and a reader of their usage."""
 
 
-def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
-    """The counters of this node's accelerators. ``vendor``: their vendor (default: detected by the vendors'
-    tools)."""
-    vendor = vendor or vendor_here()
+def accelerator_counters(vendor: Vendor | None, root: Path = Path("/")) -> Counters:
+    """The counters of this node's accelerators, which are from ``vendor``; without one, there are none."""
     if vendor == "nvidia":
         return _library("NVML", "pynvml", install("nvidia"), _nvidia)
     if vendor == "amd":
