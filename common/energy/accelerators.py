@@ -38,8 +38,7 @@ def accelerator_counters(vendor: Vendor | None, root: Path = Path("/")) -> Count
 def vendor_here() -> Vendor | None:
     """The vendor of this node's accelerators, according to the vendors' tools, some of which take a second; None
     if they are hidden from this process."""
-    there = accelerators.usable()
-    return there[0].vendor if there else None
+    return next((each.vendor for each in accelerators.usable()), None)
 
 
 def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _Found]) -> Counters:

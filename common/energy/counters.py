@@ -121,12 +121,11 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
     tried = {name: reading(read) for name, read in reads.items()}
     readable = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
     silent = {name: why for name, why in tried.items() if isinstance(why, str)}
+    problems = tuple(f"{name} has no counter ({why})" for name, why in silent.items())
     if not readable:
-        reasons = list(dict.fromkeys(silent.values()))
-        return Counters(measured, source, problems=(without + (f" ({reasons[0]})" if reasons else ""),))
-    return Counters(
-        measured, source, readable, tuple(f"{name} has no counter ({why})" for name, why in silent.items())
-    )
+        reason = next((f" ({why})" for why in silent.values()), "")
+        problems = (without + reason,)
+    return Counters(measured, source, readable, problems)
 
 
 def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[str]:

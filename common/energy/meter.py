@@ -60,11 +60,8 @@ def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter
     ranks = world.gather((machine, own))
     machines = [machine for machine, _ in ranks]
     reads = machines.index(machine) == world.rank
-    if reads:
-        on_machine = {device for where, devices in ranks if where == machine for device in devices}
-        kinds = _with_hidden(kinds, set(own), on_machine)
-    else:
-        kinds = []
+    on_machine = {device for where, devices in ranks if where == machine for device in devices}
+    kinds = _with_hidden(kinds, set(own), on_machine) if reads else []
     uncounted = reads and not any(counters.measured == "node" for counters in kinds)
     names = world.gather(os.environ.get("SLURMD_NODENAME") if uncounted else None)
     slurm = None
@@ -160,7 +157,7 @@ class Meter:
                 self._tell(each)
         spent += [self._slurm.spent()] if self._slurm else []
         energy = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self.nodes)
-        return energy, [line for line in map(_warning, energy, energy.values()) if line]
+        return energy, [_warning(kind, figure) for kind, figure in energy.items() if figure["problems"]]
 
     def _run(self) -> None:
         while not self._halted.wait(self._every_s):
@@ -204,10 +201,7 @@ def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, A
 
 
 def _warning(measured: Measured, figure: Mapping[str, Any]) -> str:
-    problems, counters = figure["problems"], figure["counters"]
-    if not problems:
-        return ""
     what = f"no energy figure for the {NAMES[measured]}"
-    if counters:
+    if counters := figure["counters"]:
         what = f"the energy figure for the {NAMES[measured]} covers only {count(counters, 'counter')}"
-    return f"{what}: {few(problems, 3, '; ')}"
+    return f"{what}: {few(figure['problems'], 3, '; ')}"

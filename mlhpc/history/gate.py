@@ -16,19 +16,15 @@ from typing import Any, Literal
 from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
-from mlhpc.history.rows import TO_TARGET
+from mlhpc.history.rows import BY_KIND, TO_TARGET
 from mlhpc.quantities import count
 from mlhpc.record.breakdown import PARTS
 
-METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
-           "joules", "joules_per_sample")  # fmt: skip
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
          "storage.local_write", "network.bandwidth")  # fmt: skip
 """Rates of a node that are measured. Sizes of memories and disks are not among them."""
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
-BY_KIND = ("joules", "joules_per_sample")
-"""Metrics with a value for each kind of counter."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
 for different reasons."""
@@ -226,20 +222,10 @@ def _part_means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
     """Differences between new runs and baseline that may explain a change, and the numbers of records without
     versions and of new runs that missed the target."""
-    keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
-            "global_batch_size", "mlhpc", "commit")  # fmt: skip
-    differing = {
-        key: [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
-        for key in keys
-    }
-    differing["counters of joules"] = [
-        {kind for _, runs in rows for run in runs for kind in run.get("joules") or ()}
-        for rows in (new, baseline)
-    ]
-    marks = []
-    for key, values in differing.items():
-        if all(values) and values[0] != values[1]:
-            shown = (few([each[:24] for each in sorted(value)], 2) for value in values)
+    marks, before = [], _stated(baseline)
+    for key, values in _stated(new).items():
+        if values and before[key] and values != before[key]:
+            shown = (few([each[:24] for each in sorted(group)], 2) for group in (values, before[key]))
             marks.append(f"{key}: {' against '.join(shown)}")
     if unstated := sum(not row["versions"] for row, _ in (*new, *baseline)):
         marks.append(f"{count(unstated, 'record')} without versions may not be comparable")
@@ -247,3 +233,12 @@ def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
     if missed := sum(not run.get("reached") for runs in of_targets for run in runs):
         marks.append(f"{count(missed, 'new run')} missed the target, so only their epoch times count")
     return marks
+
+
+def _stated(rows: Sequence[Measured]) -> dict[str, set[str]]:
+    """The values in ``rows`` of the keys that may explain a change."""
+    keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+            "global_batch_size", "mlhpc", "commit")  # fmt: skip
+    stated = {key: {str(row[key]) for row, _ in rows if row[key] is not None} for key in keys}
+    kinds = {kind for _, runs in rows for run in runs for kind in run.get("joules") or ()}
+    return {**stated, "counters of joules": kinds}

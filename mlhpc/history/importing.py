@@ -64,7 +64,6 @@ def mllog_sets(path: Path, system: str | None) -> Iterator[HistoryRecord]:
 def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str | None) -> HistoryRecord:
     from mlhpc.submission.report.entry import OVER_CONVERGED, OVER_SCORED
 
-    reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
     runs = (
         RunFigures(
             time_to_train_s=run.phases.total,
@@ -74,7 +73,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str
             samples_per_s=run.phases.train_rate,
             parts_s=run.phases.parts(),
             joules=whole_joules(run.energy),
-            reached=reached,
+            reached=entry.over in (OVER_SCORED, OVER_CONVERGED),
         )
         for run in entry.of_all.whole_runs
     )

@@ -159,10 +159,9 @@ def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
 
 
 def _size(path: Path) -> int:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_size
-    except OSError:
-        return -1
+    return -1
 
 
 def _loaded(path: Path) -> sqlite3.Connection:

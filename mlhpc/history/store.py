@@ -68,10 +68,9 @@ def _sync(folder: Path) -> None:
 
 def _intact(path: Path) -> bool:
     """Return whether the record exists and is complete; it is incomplete if copying the store was interrupted."""
-    try:
+    with contextlib.suppress(OSError):
         return digest(path.read_bytes()) == path.stem
-    except OSError:
-        return False
+    return False
 
 
 def files(store: Path) -> set[str]:
