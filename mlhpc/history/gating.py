@@ -84,6 +84,5 @@ def measured(index: Index, text: str, system: str | None) -> list[Measured]:
     from mlhpc.history.rows import row_of
     from mlhpc.history.store import digest
 
-    records = [record for record in all_records(path, system) if record.kind != "campaign"]
-    rows = (row_of(digest(record.canonical()), record) for record in records)
-    return [(row, [run.model_dump() for run in each.runs]) for row, each in zip(rows, records, strict=True)]
+    records = (record for record in all_records(path, system) if record.kind != "campaign")
+    return [(row_of(digest(one.canonical()), one), [run.model_dump() for run in one.runs]) for one in records]

@@ -1,7 +1,6 @@
 """Rows: the parts of a record that lists, selections and gates need. This module does not import pydantic, which
 would take longer than reading ten thousand rows."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlhpc.common.energy.counters import shared_kind
@@ -32,7 +31,8 @@ def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(ROW)
     row |= {key: getattr(record, key) for key in ROW if key in type(record).model_fields}
     row["name"], row["number_of_runs"] = name, len(record.runs)
-    row["versions"] = versions_text(record.versions) or None
+    versions = (f"{what} {number}" for what, number in sorted(record.versions.items()))
+    row["versions"] = ", ".join(versions) or None
     reached = [run for run in record.runs if run.reached] or record.runs
     for key in MEANS:
         values = [getattr(run, key) for run in (reached if key in TO_TARGET else record.runs)]
@@ -45,11 +45,6 @@ def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
     for part in PARTS:
         row[f"{part}_s"] = _mean([run.parts_s.get(part) for run in record.runs])
     return row | {key: value for key, value in record.figures.items() if row.get(key) is None}
-
-
-def versions_text(versions: Mapping[str, int]) -> str:
-    """``versions`` as text: ``data 1, parts 1, preset 2``."""
-    return ", ".join(f"{what} {number}" for what, number in sorted(versions.items()))
 
 
 def _mean(values: list[Any]) -> Any:
