@@ -111,14 +111,11 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _print_csv(rows: Sequence[str]) -> None:
-    import csv
-
-    from mlhpc.common.pages.blocks import spreadsheet
+    from mlhpc.common.pages.blocks import csv_text
 
     records: list[dict[str, Any]] = [json.loads(row) for row in rows]
-    writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for each in records for key in each)))
-    writer.writeheader()
-    writer.writerows({key: spreadsheet(value) for key, value in each.items()} for each in records)
+    head = list(dict.fromkeys(key for each in records for key in each))
+    sys.stdout.write(csv_text(head, ([each.get(key) for key in head] for each in records)))
 
 
 def _withdraw(options: argparse.Namespace) -> int:
