@@ -114,7 +114,8 @@ def _link(kind: str, text: str) -> Markup:
 
 
 def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table as CSV; text that a spreadsheet would interpret as a formula has a leading apostrophe."""
+    """A table as CSV. Text that a spreadsheet would interpret as a formula has a leading apostrophe
+    (CWE-1236)."""
     text = io.StringIO()
     csv.writer(text).writerows(map(_spreadsheet, row) for row in (head, *rows))
     return text.getvalue()
