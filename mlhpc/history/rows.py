@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mlhpc.record.history import HistoryRecord
 
 FIGURES = ("time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s", "samples_per_s")
+"""Figures of a run with a single value."""
 BY_KIND = ("joules", "joules_per_sample")
 """Figures of a run with a value for each kind of counter."""
 MEANS = (*FIGURES, *BY_KIND)
