@@ -141,7 +141,7 @@ def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bo
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
     verdict = _verdict(ratio, allowed)
-    further = 0
+    further: int | None = 0
     if verdict == "undecided":
         further = _further(*worse, allowed, new is worse[0]) if plan else None
     return Test(metric, new, baseline, ratio, allowed, verdict, further, metric in rules)
