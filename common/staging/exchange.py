@@ -27,7 +27,7 @@ import numpy as np
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import Indices, Shards
-from mlhpc.common.files.filesystem import as_user_error, filesystem_of
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_each_rank
 from mlhpc.common.ranks.links import linked, require_descriptors
 from mlhpc.common.ranks.world import World
@@ -41,10 +41,9 @@ from mlhpc.common.staging.moves import (
     sizes_of,
 )
 from mlhpc.common.staging.record import mark_exchanging
-from mlhpc.common.staging.target import StagingGroup, exclusive, make_folders, unlink
+from mlhpc.common.staging.target import StagingGroup, exclusive, make_folders, require_room, unlink
 from mlhpc.common.staging.transfer import Activity, Links, Receiver, cause_of, send_file
 from mlhpc.errors import UserError
-from mlhpc.quantities import bytes_text
 
 ROUND = 1 << 30
 """Maximum bytes (or one file) that a node receives before the files that it has sent are deleted."""
@@ -57,6 +56,7 @@ EXCHANGE = Activity(
     "the exchange of shards",
     "start the run again: staging keeps the files that belong on each node and copies the others",
 )
+_NEED = "exchanging shards", "set staging.exchange=false"
 _SPARE_DESCRIPTORS = 64
 """File descriptors for a listener, the files being transferred, and files that the run opens meanwhile."""
 
@@ -102,7 +102,7 @@ def reserve(
     def require() -> None:
         _require_alone(target, in_use)
         if group.leads:
-            _require_room(target, int(needed[world.node]))
+            require_room(target, int(needed[world.node]), *_NEED)
             mark_exchanging(target)
 
     with exclusive(target, world, group) as in_use:
@@ -132,7 +132,7 @@ def exchange(
     def prepare() -> None:
         _require_alone(target, in_use)
         if group.leads:
-            _require_room(target, int(extra_space(moves, world.nodes, most)[mine]))
+            require_room(target, int(extra_space(moves, world.nodes, most)[mine]), *_NEED)
             arriving = [files[number] for number in moves.numbers[moves.receivers == mine]]
             make_folders(target, {os.path.dirname(file.path) for file in arriving})
             # Checked before the first file arrives, because only files written by staging may be listed.
@@ -189,16 +189,6 @@ def _require_alone(target: Path, in_use: bool) -> None:
     if in_use:
         raise UserError(
             f"{target}: another run uses this shard, so it cannot be exchanged; choose another --stage"
-        )
-
-
-def _require_room(target: Path, size: int) -> None:
-    filesystem = filesystem_of(target)
-    if size > filesystem.free_bytes:
-        raise UserError(
-            f"{target}: exchanging shards needs {bytes_text(size)}, but {filesystem.type} on "
-            f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} free; free some space, choose "
-            "another --stage, or set staging.exchange=false"
         )
 
 
