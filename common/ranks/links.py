@@ -10,11 +10,11 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 
 from mlhpc.common.ranks.collectives import on_each_rank
-from mlhpc.common.ranks.connection import Proof, admit, introduce, listen_on
+from mlhpc.common.ranks.connection import Admission, Proof, greet, listen_on
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, few
 from mlhpc.quantities import seconds_text
@@ -57,17 +57,12 @@ def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -
     UserError."""
     host, port = place
     try:
-        connection = socket.create_connection((host, port), timeout=seconds)
-        try:
-            introduce(connection, proof, {"rank": rank}, seconds)
-            _settle(connection)
-        except BaseException:
-            connection.close()
-            raise
+        connection = greet(host, port, proof, {"rank": rank}, seconds)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(
             f"rank {rank} cannot connect to port {port} of {host}: {error}; check that nodes can reach each other"
         ) from error
+    _settle(connection)
     return connection
 
 
@@ -78,23 +73,24 @@ def accept(
 
     Raises UserError if one of ``ranks`` does not connect within ``seconds``.
     """
-    wanted, connections = set(ranks), dict[int, socket.socket]()
-    if wanted:
-        for connection, hello in admit(listener, proof, time.monotonic() + seconds, len(wanted)):
-            rank = hello.get("rank")
-            if type(rank) is not int or rank not in wanted - connections.keys():
-                connection.close()
-                continue
-            _settle(connection)
-            connections[rank] = connection
-            if len(connections) == len(wanted):
-                return tuple(connections[rank] for rank in ranks)
-    if lost := [rank for rank in ranks if rank not in connections]:
+    missing, connections = set(ranks), dict[int, socket.socket]()
+    deadline = time.monotonic() + seconds
+    with closing(Admission((listener,), proof, len(missing))) as admission:
+        while missing and time.monotonic() < deadline:
+            for connection, hello in admission.wait(deadline):
+                rank = (hello or {}).get("rank")
+                if type(rank) is not int or rank not in missing:
+                    connection.close()
+                    continue
+                _settle(connection)
+                connections[rank] = connection
+                missing.remove(rank)
+    if missing:
         for connection in connections.values():
             connection.close()
-        numbers = few([*map(str, lost)], 8)
+        numbers = few([*map(str, sorted(missing))], 8)
         raise UserError(f"ranks {numbers} did not connect within {seconds_text(seconds)}; see their output")
-    return ()
+    return tuple(connections[rank] for rank in ranks)
 
 
 def require_descriptors(count: int) -> None:
