@@ -238,9 +238,8 @@ def remove(target: Path) -> None:
     if target.exists():
         require_own(target)
     locks.unregister(target)
-    if (staged := _staged_in(target)) is None:
+    if _staged_in(target) is None:
         return
-    _require_staged(staged)
     try:
         while (fd := locks.try_lock(target)) is None:
             if locks.in_use(target):
@@ -252,7 +251,6 @@ def remove(target: Path) -> None:
         if locks.in_use(target):
             return
         if (staged := _staged_in(target)) is not None:
-            _require_staged(staged)
             unlink(target, (file.path for file in staged.files))
             (target / manifests.NAME).unlink()
     finally:
@@ -260,20 +258,18 @@ def remove(target: Path) -> None:
     remove_made_folder(target)
 
 
-def _staged_in(target: Path) -> manifests.Manifest | None:
-    """The manifest of ``target``; None if it has none, for instance because another run has just removed it."""
+def _staged_in(target: Path) -> Manifest | None:
+    """The manifest of ``target``; None if it has none, for instance because another run has just removed it.
+    Raises UserError if it was not written by staging."""
     try:
-        return manifests.load(target)
+        staged = manifests.load(target)
     except UserError:
         if (target / manifests.NAME).exists():
             raise
         return None
-
-
-def _require_staged(staged: manifests.Manifest) -> None:
-    """Raise UserError unless the data set ``staged`` was written by staging."""
     if record_of(staged) is None:
-        raise UserError(f"{staged.root}: not written by staging, so nothing was removed; remove it by hand")
+        raise UserError(f"{target}: not written by staging, so nothing was removed; remove it by hand")
+    return staged
 
 
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
