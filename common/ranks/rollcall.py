@@ -7,12 +7,11 @@ call at the start, report their phase, and notice immediately if one of them is 
 
 The messages on a connection are ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason) and
 ``bye`` (it ends normally). The first rank of a node passes on these messages: upwards, ``fail`` and ``lost`` about
-a rank of its node (``of``); downwards, ``facts`` and ``fail`` from rank 0, and ``loss`` from the rank that has
-reported a loss. A ``loss`` is also sent to the lost rank itself.
+a rank of its node (``of``); downwards, ``fail`` from rank 0, and ``loss`` from the rank that has reported a loss.
+A ``loss`` is also sent to the lost rank itself.
 """
 
 import os
-import queue
 import re
 import selectors
 import socket
@@ -75,7 +74,6 @@ class RollCall:
         self._reasons: dict[int, str] = {}  # why ranks fail, by rank
         self._printed: set[str] = set()  # reasons that other ranks print
         self._answered = threading.Event()  # the rank that would report this rank has decided
-        self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self.on_loss: Callable[[Loss], None] = lambda loss: None
         """Called on the rank that reports the loss of another."""
         self.before_exit: Callable[[], object] = lambda: None
@@ -99,13 +97,6 @@ class RollCall:
             with listener or listen(rendezvous) as accepting:
                 return cls(me, gather_peers(me, rendezvous, accepting))
         return cls(me, join(me, rendezvous))
-
-    def broadcast(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's ``facts`` (JSON types), on every rank. Called by all ranks."""
-        if self.me.rank != 0:
-            return self._facts.get()
-        self._send_all(facts=facts)
-        return facts
 
     def enter(self, phase: str) -> None:
         """Report what this rank is doing now."""
@@ -211,9 +202,6 @@ class RollCall:
         match message:
             case {"beat": _}:
                 self._missed[rank] = 0
-            case {"facts": dict(facts)}:
-                self._send_down(facts=facts)
-                self._facts.put(facts)
             case {"fail": str(reason)}:
                 self._failed(
                     int(message.get("of", rank)), str(message.get("phase", self._phases[rank])), reason
