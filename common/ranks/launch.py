@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.host.probe import output
 from mlhpc.common.ranks.connection import LOOPBACK, Munge, Proof, Secret, SecretFile
 from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of, with_leader
 from mlhpc.common.ranks.links import require_descriptors
@@ -222,7 +222,21 @@ def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
     try:
         socket.getaddrinfo(leader, None)
     except OSError:
-        node = output("scontrol", "show", "node", "--oneliner", leader)
-        if address_of := re.search(r"\bNodeAddr=(\S+)", node):
-            return (address_of[1],)
+        if address := _slurm_address(leader):
+            return (address,)
     return (leader,)
+
+
+def _slurm_address(node: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "node", "--oneliner", node],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
+    return match[1] if match else None
