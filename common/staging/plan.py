@@ -52,7 +52,7 @@ def plan(
     else:
         loads += [[everywhere.size], [len(everywhere)]]
     sent = (nodes - 1) * everywhere.size if read_once else 0
-    return StagingPlan(mode, read_once, held, *loads, sent)
+    return StagingPlan(mode, read_once, held, loads[0], loads[1], sent)
 
 
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
