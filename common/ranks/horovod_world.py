@@ -16,6 +16,7 @@ import numpy as np
 import psutil  # Horovod requires it
 import tensorflow as tf
 
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.connection import LOOPBACK, Secret
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
@@ -42,8 +43,9 @@ class HorovodWorld(SocketWorld):
         Raises ``UserError`` if Horovod's ranks differ from the launcher's.
         """
         _take_one_gpu(info.local_rank)
-        if roll_call and not _uses_mpi():
-            _set_up_gloo(info, roll_call)
+        tree = Tree.grow(info.rank, roll_call, listener) if roll_call else None
+        if roll_call and tree and not _uses_mpi():
+            _set_up_gloo(info, roll_call, tree)
         if info.launcher == "mpirun" and not hvd.mpi_built():
             raise UserError(
                 "mpirun requires Horovod built with MPI (HOROVOD_WITH_MPI=1), but this one was not; start "
@@ -57,7 +59,7 @@ class HorovodWorld(SocketWorld):
                 "from inside a container; horovodrun --check-build shows its build"
             )
         roll_call = roll_call or _call_roll_over_horovod(info, listener.getsockname()[1], timeout_s)
-        world = cls.of(info, roll_call, Tree.grow(info.rank, roll_call, listener))
+        world = cls.of(info, roll_call, tree or Tree.grow(info.rank, roll_call, listener))
         _broadcast_bytes(b"all ranks")  # reports a failure to connect now; the first use takes 70 ms
         return world
 
@@ -135,41 +137,32 @@ def _uses_mpi() -> bool:
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
-def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
+def _set_up_gloo(info: RankInfo, roll_call: RollCall, tree: Tree) -> None:
     """Do what horovodrun does, but without ssh: rank 0 serves Gloo's rendezvous, and each rank sets its variables.
 
     The variables: https://horovod.readthedocs.io/en/stable/mpirun.html and horovod/runner/gloo_run.py, 0.28.1.
     """
+    from horovod.runner.gloo_run import create_slot_env_vars
+
     if not hvd.gloo_built():
         raise UserError("this Horovod was built without Gloo (HOROVOD_WITH_GLOO=1); start with mpirun")
     require_host_name()
-    facts: dict[str, Any] = {}
-    slots = _slots(roll_call.roll)
-    if info.rank == 0:
-        address = roll_call.address
-        if ":" in address:
-            raise UserError(
-                f"Horovod needs IPv4, but rank 0 is at {address}; set MLHPC_LEADER to an IPv4 address"
-            )
-        facts = {"address": address, "port": _serve_rendezvous(address, slots)}
-    facts = roll_call.broadcast(facts)
-    address = roll_call.address
-    slot = slots[info.rank]
+    slots, address = _slots(roll_call.roll), roll_call.roll[0].address
+    if ":" in address and info.rank == 0:
+        raise UserError(
+            f"Horovod needs IPv4, but rank 0 is at {address}; set MLHPC_LEADER to an IPv4 address"
+        )
+    port = _serve_rendezvous(address, slots) if info.rank == 0 else 0
+    port = wire.decode(tree.broadcast(wire.encode(port)))
     # Gloo's own timeout of 30 s would expire before the roll call has identified the silent rank.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
     os.environ |= {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-        "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": facts["address"],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(facts["port"]),
-        "HOROVOD_GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or interface_of(address),
+        **create_slot_env_vars(slots[info.rank]),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or interface_of(roll_call.address),
     }
 
 
@@ -196,18 +189,16 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
     with the same local rank."""
     from horovod.runner.common.util.hosts import SlotInfo
 
-    def index_among(ranks: list[int], rank: int) -> tuple[int, int]:
-        return ranks.index(rank), len(ranks)
-
+    local: dict[str, list[int]] = {}
+    across: dict[int, list[int]] = {}
+    for peer in roll:
+        local.setdefault(peer.hostname, []).append(peer.rank)
+        across.setdefault(peer.local_rank, []).append(peer.rank)
     slots = []
     for peer in roll:
-        local_rank, local_size = index_among([p.rank for p in roll if p.hostname == peer.hostname], peer.rank)
-        cross_rank, cross_size = index_among(
-            [p.rank for p in roll if p.local_rank == peer.local_rank], peer.rank
-        )
-        slots.append(
-            SlotInfo(peer.hostname, peer.rank, local_rank, cross_rank, len(roll), local_size, cross_size)
-        )
+        here, there = local[peer.hostname], across[peer.local_rank]
+        ranks = peer.rank, here.index(peer.rank), there.index(peer.rank)
+        slots.append(SlotInfo(peer.hostname, *ranks, len(roll), len(here), len(there)))
     return slots
 
 
@@ -228,5 +219,6 @@ def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> Roll
         }
     rendezvous = json.loads(_broadcast_bytes(json.dumps(rendezvous).encode()))
     proof = Secret("horovod", rendezvous["token"].encode(), "a broadcast")
-    meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), proof)
-    return RollCall.call(this_peer(info, port), info.size, meeting, listener=listener, timeout_s=timeout_s)
+    hosts, ports = tuple(rendezvous["hosts"]), (rendezvous["port"],)
+    meeting = Rendezvous(hosts, ports, proof, info.size, timeout_s=timeout_s)
+    return RollCall.call(this_peer(info, port), meeting, listener)

@@ -30,7 +30,7 @@ from mlhpc.common.ranks.socket_world import (
     this_peer,
 )
 from mlhpc.common.ranks.world import Solo, World
-from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
+from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, reason_of, say_at_once
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
 """What performs the collectives of several ranks. ``sockets``: no framework; ``none``: only one rank is
@@ -83,7 +83,7 @@ def connect(
         return HorovodWorld.start(info, roll_call, listener, timeout_s)
     except BaseException as error:
         if roll_call:
-            roll_call.fail(_reason(error))
+            roll_call.fail(reason_of(error))
             if isinstance(error, UserError) and roll_call.reported_elsewhere():
                 raise AlreadyReported(str(error)) from error
         raise
@@ -115,16 +115,12 @@ def joined(framework: Framework) -> Iterator[World]:
         yield world
         world.close()
     except BaseException as error:
-        world.fail(_reason(error))
+        world.fail(reason_of(error))
         if world.size > 1:
             end_with(_status(error))
         if isinstance(error, UserError) and world.reported_elsewhere():
             raise AlreadyReported(str(error)) from error
         raise
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, UserError | Terminated) else f"{type(error).__name__}: {error}"
 
 
 def _status(error: BaseException) -> int:
@@ -187,8 +183,9 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, p
         me = this_peer(info, port)
         apart = not local and info.local_size > 1
         node = me.hostname if info.node is None else info.node
-        rendezvous = Rendezvous(hosts, info.ports, proof, ports_of(f"{info.token} {node}") if apart else ())
-        roll_call = RollCall.call(me, info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
+        node_ports = ports_of(f"{info.token} {node}") if apart else ()
+        rendezvous = Rendezvous(hosts, info.ports, proof, info.size, node_ports, info.hosts, timeout_s)
+        roll_call = RollCall.call(me, rendezvous)
         address = "" if local else roll_call.address
         if info.rank == 0 and not is_loopback(address) and not env.get(QUIET):
             with suppress(UserError):  # no interface has the address, as behind network address translation

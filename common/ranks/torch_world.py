@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of
@@ -30,20 +31,15 @@ class TorchWorld(SocketWorld):
     @classmethod
     def start(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
         """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the store on a free
-        port of the address at which the other ranks reach it, announced by the roll call. Raises
+        port of the address at which the other ranks reach it, announced over the tree. Raises
         ``UserError``."""
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connections only between ranks that use them
-        facts: dict[str, str | int] = {}
-        store = None
-        if info.rank == 0:
-            store = _serve_store(roll_call.address)
-            facts = {"address": store.host, "port": store.port}
-        facts = roll_call.broadcast(facts)
-        address = str(facts["address"])
+        store = _serve_store(roll_call.address) if info.rank == 0 else None
+        port = wire.decode(tree.broadcast(wire.encode(0 if store is None else store.port)))
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = interface_of(roll_call.address)
         if store is None:
-            store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
+            store = TCPStore(roll_call.roll[0].address, port, is_master=False, timeout=PATIENCE)
         # If a device failed, NCCL's watchdog would abort its process before the error is reported.
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         if devices := torch.accelerator.device_count():

@@ -46,7 +46,6 @@ from mlhpc.common.staging.record import prepare, record_of, write_record
 from mlhpc.common.staging.ring import Share, Todo, copy_and_pass_on
 from mlhpc.common.staging.target import (
     FILE_OVERHEAD,
-    Need,
     StagingGroup,
     check_room,
     exclusive,
@@ -161,15 +160,14 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
         share = _share_of_rank(manifest.files, files_of_group, world.rank, group, mode, read_once)
         todo = Todo([], [])
 
-        def survey() -> Need:
+        def survey() -> int:
             _survey([*share.alone, *share.passed], manifest.root, target, staged_before, todo)
-            size = sum(file.size + FILE_OVERHEAD for file in todo.missing)
-            return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
+            return sum(file.size + FILE_OVERHEAD for file in todo.missing)
 
         with exclusive(target, world, group) as in_use:
             known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
             staged_before = known[group.members[0]]
-            check_room(on_all_ranks(world, survey))
+            check_room(on_all_ranks(world, survey), target, group, world)
             on_each_rank(world, lambda: write_record(manifest, target, files_of_group, group, mode))
             yield Ready(share, todo, in_use, read_once)
     except BaseException:
@@ -240,9 +238,8 @@ def remove(target: Path) -> None:
     if target.exists():
         require_own(target)
     locks.unregister(target)
-    if (staged := _staged_in(target)) is None:
+    if _staged_in(target) is None:
         return
-    _require_staged(staged)
     try:
         while (fd := locks.try_lock(target)) is None:
             if locks.in_use(target):
@@ -254,7 +251,6 @@ def remove(target: Path) -> None:
         if locks.in_use(target):
             return
         if (staged := _staged_in(target)) is not None:
-            _require_staged(staged)
             unlink(target, (file.path for file in staged.files))
             (target / manifests.NAME).unlink()
     finally:
@@ -262,20 +258,18 @@ def remove(target: Path) -> None:
     remove_made_folder(target)
 
 
-def _staged_in(target: Path) -> manifests.Manifest | None:
-    """The manifest of ``target``; None if it has none, for instance because another run has just removed it."""
+def _staged_in(target: Path) -> Manifest | None:
+    """The manifest of ``target``; None if it has none, for instance because another run has just removed it.
+    Raises UserError if it was not written by staging."""
     try:
-        return manifests.load(target)
+        staged = manifests.load(target)
     except UserError:
         if (target / manifests.NAME).exists():
             raise
         return None
-
-
-def _require_staged(staged: manifests.Manifest) -> None:
-    """Raise UserError unless the data set ``staged`` was written by staging."""
     if record_of(staged) is None:
-        raise UserError(f"{staged.root}: not written by staging, so nothing was removed; remove it by hand")
+        raise UserError(f"{target}: not written by staging, so nothing was removed; remove it by hand")
+    return staged
 
 
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:

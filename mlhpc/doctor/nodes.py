@@ -12,6 +12,7 @@ from mlhpc.common.ranks.connection import Connection, Proof
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.links import accept, connect
 from mlhpc.common.ranks.rendezvous import Peer
+from mlhpc.common.ranks.socket_world import open_listener
 from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
@@ -40,26 +41,22 @@ def gather_nodes(
     if rank_info.size == 1 or not rank_info.leader:
         alone = {"offset_s": 0.0, "bindings": [describe_binding()]}
         return [examine() | alone] if rank_info.rank == 0 else []
-    ranks = launch.call_roll(rank_info, env)
-    ranks.enter("doctor")
 
     def report() -> dict[str, Any]:
         own = {"binding": describe_binding()}
         return examine() | own if rank_info.local_rank == 0 else own
 
     facts: dict[int, dict[str, Any]] = {}
-    if rank_info.rank == 0:
-        own = ranks.address
-        family = socket.AF_INET6 if ":" in own else socket.AF_INET
-        with socket.create_server((own, 0), family=family, backlog=1024) as listener:
-            host, port = listener.getsockname()[:2]
-            ranks.broadcast({"host": host, "port": port})
+    with open_listener(rank_info) as listener:
+        ranks = launch.call_roll(rank_info, env, port=listener.getsockname()[1])
+        ranks.enter("doctor")
+        if rank_info.rank == 0:
             facts[0] = report() | {"offset_s": 0.0}
             facts |= receive_facts(listener, ranks.proof, range(1, rank_info.size))
-    else:
-        address = ranks.broadcast({})
-        sock = connect((address["host"], address["port"]), ranks.proof, rank_info.rank, EXAMINE_S)
-        _send_facts(Connection(sock), report)
+        else:
+            first = ranks.roll[0]
+            sock = connect((first.address, first.port), ranks.proof, rank_info.rank, EXAMINE_S)
+            _send_facts(Connection(sock), report)
     ranks.close()
     return _by_node(facts, ranks.roll)
 

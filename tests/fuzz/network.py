@@ -67,7 +67,7 @@ def _connected(data: bytes, max_message: int = connection.MAX_HELLO) -> Iterator
 
 
 class _Unix(Connection):
-    """A Connection over a pair of Unix sockets, which have no TCP options."""
+    """A Connection over a pair of Unix sockets, which have no TCP options and no names."""
 
     def __init__(self, sock: socket.socket, max_message: int) -> None:
         self._plain = sock
@@ -80,6 +80,11 @@ class _WithoutOptions:
 
     def setsockopt(self, *_: Any) -> None:
         pass
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 0
+
+    getpeername = getsockname
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
