@@ -57,7 +57,7 @@ class Memory:
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator, a GPU or
     (``gpu`` False) a CPU. The peak on a GPU includes ``WORKSPACES`` if the network has dense layers, and the batch
-    that captured steps and evaluations read."""
+    that captured steps and evaluations read, and as much memory for the next one."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # The int16 counts are sent to the device and kept; their logarithm, the network's input, is computed on a GPU
     # directly in the network's precision.
@@ -71,7 +71,7 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
                          accumulates=accumulates)  # fmt: skip
     multiplies = gpu and any(layer.kind == "dense" for layer in network)
     largest = max(batch, run.training.eval_batch_size) if gpu and run.graphs != "off" else 0
-    read = (2 if counts else 4) * largest * network.input_elements
+    read = (2 if counts else 4) * max(0, 2 * largest - batch) * network.input_elements
     return replace(memory, peak=memory.peak + WORKSPACES * multiplies + read)
 
 
