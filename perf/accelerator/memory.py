@@ -39,7 +39,7 @@ class Memory:
     mixed precision. ``activations`` are kept by the forward pass for the backward pass; ``working`` are the
     gradients of activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the
     activations have been freed, so the peak is less than the sum. ``peak_at``: the layer with the peak in its
-    backward pass, or "optimizer".
+    backward pass, or "optimizer". ``evaluation``: the peak of an evaluation on a GPU.
     """
 
     batch: int
@@ -52,11 +52,12 @@ class Memory:
     working: int
     peak: int
     peak_at: str
+    evaluation: int = 0
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator, a GPU or
-    (``gpu`` False) a CPU. The peak on a GPU includes ``WORKSPACES`` if the network has dense layers, and the batch
+    (``gpu`` False) a CPU. The peaks on a GPU include ``WORKSPACES`` if the network has dense layers, and the batch
     that captured steps and evaluations read, and as much memory for the next one."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # The int16 counts are sent to the device and kept; their logarithm, the network's input, is computed on a GPU
@@ -69,10 +70,34 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     network = network_of(run, gpu=gpu and not on_slabs, cpu_kernels_from=None if gpu or on_slabs else 0)
     memory = step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
                          accumulates=accumulates)  # fmt: skip
-    multiplies = gpu and any(layer.kind == "dense" for layer in network)
-    largest = max(batch, run.training.eval_batch_size) if gpu and run.graphs != "off" else 0
-    read = (2 if counts else 4) * max(0, 2 * largest - batch) * network.input_elements
-    return replace(memory, peak=memory.peak + WORKSPACES * multiplies + read)
+    if not gpu:
+        return memory
+    evaluated, largest = run.training.eval_batch_size, max(batch, run.training.eval_batch_size)
+    forward = forward_memory(network, evaluated, run.training.precision) + evaluated * memory.input // batch
+    evaluation = memory.parameters + memory.optimizer + forward
+    workspaces = WORKSPACES if any(layer.kind == "dense" for layer in network) else 0
+    if run.graphs == "off":
+        return replace(memory, peak=memory.peak + workspaces, evaluation=evaluation + workspaces)
+    # A graph's workspaces are made where its first dense layer is, in an evaluation after the peak.
+    delivered = (2 if counts else 4) * network.input_elements
+    peak = memory.peak + workspaces + (2 * largest - batch) * delivered
+    return replace(memory, peak=peak, evaluation=evaluation + (2 * largest - evaluated) * delivered)
+
+
+def forward_memory(network: Network, batch: int, precision: Precision) -> int:
+    """Bytes at the peak of a forward pass of ``batch`` samples from which nothing is kept, without the network's
+    input: the 16-bit weights used so far, a layer's inputs and results, with the places of maxima, and the input
+    of its block, a convolution and what follows, to which the block's caller still refers."""
+    width, peak, copies, block = activation_bytes(precision), 0, 0, 0
+    for layer in network.layers:
+        inputs = layer.input_elements if _reaches_weights(layer) else 0  # the first layer's is the network's
+        if layer.forward_flops:
+            copies += 2 * layer.parameters if precision != "float32" else 0
+            block, inputs = inputs, 0  # the same
+        places = sum(each.size(precision, batch) for each in layer.saved if each.type in ("uint8", "int64"))
+        results = 0 if layer.in_place else layer.output_elements
+        peak = max(peak, copies + places + batch * width * (block + inputs + results))
+    return peak
 
 
 def step_memory(

@@ -419,11 +419,11 @@ class Fits:
         self.largest = cache(self._largest)
 
     def needed(self, local: int, together: int) -> float:
-        """Peak bytes of a step. Accelerators that share a sample divide everything except weights and
-        optimizer state."""
+        """Peak bytes of a step or an evaluation. Accelerators that share a sample divide everything except weights
+        and optimizer state."""
         memory = self.memory(local)
         weights = memory.parameters + memory.copies + memory.optimizer
-        return weights + (memory.peak - weights) / together
+        return weights + (max(memory.peak, memory.evaluation) - weights) / together
 
     def _largest(self, together: int) -> int:
         """Samples in the largest backward pass that fits; 0 if none fits."""
@@ -447,5 +447,5 @@ class Fits:
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs {bytes_text(self.needed(local, together))} of "
             f"the accelerator's {bytes_text(self.capacity)}, of which libraries take {bytes_text(RESERVED)}; "
-            f"{largest}; use more nodes or a smaller batch"
+            f"{largest}; use more nodes, a smaller batch, or a smaller training.eval_batch_size"
         )
