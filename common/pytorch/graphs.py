@@ -31,6 +31,8 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
+ByKind = Mapping[str, list[Tensor]]
+
 WARM_UP = 11
 """Number of eager steps that DistributedDataParallel needs before a capture (``devices.without_graphs``)."""
 
@@ -201,11 +203,9 @@ def capture_all(
 
 def _on_device(inputs: Sequence[Sequence[Tensor]], device: torch.device) -> list[tuple[Tensor, ...]]:
     """Memory for each of ``inputs``; their first tensors, whose samples are of one shape, share theirs."""
-    x = torch.empty_like(max((first for first, *_ in inputs), key=len), device=device)
-    return [
-        (x[: len(first)], *(torch.empty_like(each, device=device) for each in rest))
-        for first, *rest in inputs
-    ]
+    like = partial(torch.empty_like, device=device)
+    x = like(max((first for first, *_ in inputs), key=len))
+    return [(x[: len(first)], *map(like, rest)) for first, *rest in inputs]
 
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
@@ -272,11 +272,7 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
     return result
 
 
-def difference(
-    first: Mapping[str, list[Tensor]],
-    second: Mapping[str, list[Tensor]],
-    replayed: Mapping[str, list[Tensor]],
-) -> str:
+def difference(first: ByKind, second: ByKind, replayed: ByKind) -> str:
     """Compare tensors from the same steps, run eagerly twice (``first``, ``second``) and replayed. Returns an
     objection naming the first kind of tensors for which ``replayed`` is more than twice as far from ``first`` as
     ``second`` is; empty if there is none."""

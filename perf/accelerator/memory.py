@@ -2,15 +2,14 @@
 follows a step of the suite through its passes and counts what PyTorch's MemTracker counts.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError
 from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.quantities import bytes_text
 
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Float32 values that an optimizer keeps per weight: momentum, or means of gradients and of their squares."""
@@ -36,10 +35,10 @@ class Memory:
     """Bytes in one accelerator's memory for a local batch, and their peak.
 
     ``parameters`` are the float32 weights and batch norm's running statistics; ``copies`` the 16-bit weights of
-    mixed precision. ``activations`` are kept by the forward pass for the backward pass; ``working`` are the
-    gradients of activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the
-    activations have been freed, so the peak is less than the sum. ``peak_at``: the layer with the peak in its
-    backward pass, or "optimizer". ``evaluation``: the peak of an evaluation on a GPU.
+    mixed precision. ``activations`` are kept by the forward pass for the backward pass. ``gradients`` are complete
+    only at the end of the backward pass, when the activations have been freed, so the peak is less than the sum.
+    ``peak_at``: the layer with the peak in its backward pass, or "optimizer". ``evaluation``: the peak of an
+    evaluation on a GPU.
     """
 
     batch: int
@@ -49,7 +48,6 @@ class Memory:
     optimizer: int
     input: int
     activations: int
-    working: int
     peak: int
     peak_at: str
     evaluation: int = 0
@@ -132,7 +130,7 @@ def step_memory(
     static = parameters + state + given + output
 
     kept = network.saved_bytes(precision, batch) + copies
-    peak, peak_at, working, gradients, narrow = 0, "", 0, 0, 0
+    peak, peak_at, gradients, narrow = 0, "", 0, 0
     for layer in reversed(network.layers):
         gradients += 4 * layer.parameters
         copied = 2 * layer.parameters if mixed and layer.forward_flops else 0
@@ -141,30 +139,23 @@ def step_memory(
         flowing = batch * width * (layer.output_elements + (moving if _reaches_weights(layer) else 0))
         held = 4 * (network.parameters + layer.parameters) if accumulates else gradients - narrow
         if static + kept + held + flowing > peak:
-            peak, peak_at, working = static + kept + held + flowing, layer.name, flowing
+            peak, peak_at = static + kept + held + flowing, layer.name
         kept -= layer.saved_bytes(precision, batch) + copied
     of_lamb = 8 * network.parameters if optimizer == "lamb" and gpu else 0
     at_update = parameters + state + gradients + of_lamb
     if at_update > peak:
-        peak, peak_at, working = at_update, "optimizer", 0
+        peak, peak_at = at_update, "optimizer"
     activations = network.saved_bytes(precision, batch) + output
-    return Memory(batch, parameters, copies, gradients, state, given, activations, working, peak, peak_at)
+    return Memory(batch, parameters, copies, gradients, state, given, activations, peak, peak_at)
 
 
-def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "a sample") -> int:
+def largest_batch(needed: Callable[[int], float], capacity: float) -> int:
     """The largest batch whose ``needed(batch)`` bytes are at most ``capacity``; ``needed`` grows with the batch.
-    Raises UserError if not even one sample fits."""
-    if needed(1) > capacity:
-        raise UserError(
-            f"{what} does not fit: it needs {bytes_text(needed(1))}, but only {bytes_text(capacity)} is available"
-        )
-    low, high = 1, 2
-    while needed(high) <= capacity:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if needed(middle) <= capacity else (low, middle)
-    return low
+    0 if not even one sample fits."""
+    more = 1
+    while needed(more) <= capacity:
+        more *= 2
+    return bisect_right(range(1, more), capacity, key=needed)
 
 
 def power_of_two(batch: int) -> int:

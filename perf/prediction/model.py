@@ -427,8 +427,6 @@ class Fits:
 
     def _largest(self, together: int) -> int:
         """Samples in the largest backward pass that fits; 0 if none fits."""
-        if self.needed(1, together) > self.capacity - RESERVED:
-            return 0
         return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)
 
     def require(self, local: int, together: int) -> None:
@@ -438,12 +436,9 @@ class Fits:
             return
         fits = self.largest(together)
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
-        passes = self.run.backward_passes
-        each = (
-            f"each of {passes} backward passes of {local} samples"
-            if passes > 1
-            else f"a local batch of {local}"
-        )
+        passes, each = self.run.backward_passes, f"a local batch of {local}"
+        if passes > 1:
+            each = f"each of {passes} backward passes of {local} samples"
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs {bytes_text(self.needed(local, together))} of "
             f"the accelerator's {bytes_text(self.capacity)}, of which libraries take {bytes_text(RESERVED)}; "
