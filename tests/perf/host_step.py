@@ -2,16 +2,16 @@
 real runs.
 
     python tests/perf/host_step.py [--benchmark NAME ...] [--precision NAME ...] [--mode eager graph]
-        [--ranks 1 2] [--json]
+        [--ranks 1 2] [--steps N] [--json]
 
-Sizes and settings are the closed presets', batches are random and page-locked, and a step is what the loop of
-``mlhpc run`` has without its loader and log: the timer's events, the rate, the copies and the step; ``graph`` is
-``training.cuda_graphs``. Per row: ``step_ms``, of steps that follow one another; ``host_ms``, until a step returns
-on an idle device; ``device_ms``, the sum of its kernels and copies by the profiler; ``launches``, what the host
-gives the driver: kernels, copies, graphs; ``syncs``, waits of the host for the device; memory in GB where
-training and evaluation alternate: the peak of tensors, and what PyTorch has reserved. ``driver_ms``: what of
-``host_ms`` a simulated device charges for its driver (tests/fake_cuda; with
-FAKE_CUDA_SET="kernel_us=0;moved_bytes=65536" the rest is the host's own work).
+Sizes and settings are the closed presets', batches are a random sample repeated, page-locked, and a step is
+what the loop of ``mlhpc run`` has without its loader and log: the timer's events, the rate, the copies and
+the step; ``graph`` is ``training.cuda_graphs``. Each row is measured in processes of its own: ``step_ms``, of
+steps that follow one another; ``host_ms``, until a step returns on an idle device; ``device_ms``, the sum of
+its kernels and copies by the profiler; ``launches``, what the host gives the driver: kernels, copies, graphs;
+``syncs``, waits of the host for the device; memory in GB where training and evaluation alternate: the peak of
+tensors, and what PyTorch has reserved. ``driver_ms``: what of ``host_ms`` a simulated device charges for its
+driver (tests/fake_cuda; with FAKE_CUDA_SET="kernel_us=0;moved_bytes=65536" the rest is the host's own work).
 """
 
 import argparse
