@@ -29,7 +29,7 @@ Capture = Callable[[Sequence[Part], bool], list[Replay]]
 """Records the operations of each ``work(*inputs)`` without running them, and returns functions that run them on
 the current content of ``inputs``. A result is in the same memory each time, which other replays may overwrite.
 With the flag, a capture is tried with several sizes of the pool's memory, and the smallest is kept."""
-Fill = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+Fill = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 ARENAS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 """Sizes of one piece of memory for a capture that are tried, as shares of what it takes in pieces of any size."""
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
@@ -171,26 +171,27 @@ def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
 
 
 def filler(device: torch.device) -> Fill:
-    """A function that copies a batch, tensors of any shape, into the first samples of tensors on ``device``; for
-    an accelerator, through memory for one batch, on a separate stream, during the previous step."""
+    """A function ``fill(held, passed, batch)`` that copies a batch, tensors of any shape, into the first samples
+    of ``held`` on ``device``; for an accelerator, through ``passed``, tensors of the same shapes, on a separate
+    stream, during the previous step."""
     if not _is_accelerator(device):
-        return _copy
+        return lambda held, passed, batch: _copy(held, batch)
     copies = torch.Stream(device)
 
-    def fill(held: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
+    def fill(held: Sequence[Tensor], passed: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
         with copies:
-            moved = [part.to(device, non_blocking=True) for part in batch]
+            _copy(passed, batch)
         computing = torch.accelerator.current_stream(device)
         computing.wait_stream(copies)
-        _copy(held, moved)
-        copies.wait_stream(computing)  # the next batch is moved through the same memory
+        _copy(held, passed)
+        copies.wait_stream(computing)  # the next batch passes through the same memory
 
     return fill
 
 
 def _copy(held: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
     for memory, part in zip(held, batch, strict=True):
-        memory[: len(part)].copy_(part)
+        memory[: len(part)].copy_(part, non_blocking=True)
 
 
 def peak_memory(device: torch.device) -> int | None:

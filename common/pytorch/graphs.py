@@ -31,6 +31,8 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
+ByKind = Mapping[str, list[Tensor]]
+
 WARM_UP = 11
 """Number of eager steps that DistributedDataParallel needs before a capture (``devices.without_graphs``)."""
 
@@ -100,6 +102,7 @@ class Replayed:
         self._capture, self._device, self._fill, self._evaluation = capture, device, fill, evaluation
         self._calls = 0
         self.inputs: tuple[Tensor, ...] = ()  # without memory until the capture
+        self.passed: tuple[Tensor, ...] = ()
         self.replay: Replay | None = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -111,11 +114,14 @@ class Replayed:
             if self.replay is None and self._calls >= WARM_UP:
                 capture_all([self], self._capture, self._device)
             if self.replay is not None:
-                self._fill(self.inputs, batch)
+                self._fill(self.inputs, self.passed, batch)
                 result = self.replay()
                 return result if self._evaluation else result.clone()
         self._calls += 1
-        return self.work(*batch)
+        result = self.work(*batch)
+        if self._calls == 1:  # DistributedDataParallel makes its final buckets next, in what activations left
+            release_memory(self._device)
+        return result
 
 
 class Graphs:
@@ -188,13 +194,18 @@ def capture_all(
 ) -> None:
     """Capture ``parts``, all of which get their ``x`` in the same memory. ``compact``: see ``Capture``."""
     release_memory(device)
-    x = torch.empty_like(max((part.inputs[0] for part in parts), key=len), device=device)
-    for part in parts:
-        rest = (torch.empty_like(each, device=device) for each in part.inputs[1:])
-        part.inputs = (x[: len(part.inputs[0])], *rest)
-    replays = capture([(part.work, part.inputs) for part in parts], compact)
-    for part, replay in zip(parts, replays, strict=True):
-        part.replay = replay
+    inputs = [part.inputs for part in parts]
+    held, passed = _on_device(inputs, device), _on_device(inputs, device)
+    replays = capture([(part.work, read) for part, read in zip(parts, held, strict=True)], compact)
+    for part, read, through, replay in zip(parts, held, passed, replays, strict=True):
+        part.inputs, part.passed, part.replay = read, through, replay
+
+
+def _on_device(inputs: Sequence[Sequence[Tensor]], device: torch.device) -> list[tuple[Tensor, ...]]:
+    """Memory for each of ``inputs``; their first tensors, whose samples are of one shape, share theirs."""
+    like = partial(torch.empty_like, device=device)
+    x = like(max((first for first, *_ in inputs), key=len))
+    return [(x[: len(first)], *map(like, rest)) for first, *rest in inputs]
 
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
@@ -261,11 +272,7 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
     return result
 
 
-def difference(
-    first: Mapping[str, list[Tensor]],
-    second: Mapping[str, list[Tensor]],
-    replayed: Mapping[str, list[Tensor]],
-) -> str:
+def difference(first: ByKind, second: ByKind, replayed: ByKind) -> str:
     """Compare tensors from the same steps, run eagerly twice (``first``, ``second``) and replayed. Returns an
     objection naming the first kind of tensors for which ``replayed`` is more than twice as far from ``first`` as
     ``second`` is; empty if there is none."""

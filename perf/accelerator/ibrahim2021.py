@@ -7,8 +7,6 @@ the printed figures.
 
 from dataclasses import dataclass
 
-PETAFLOP = 1e15
-
 
 @dataclass(frozen=True)
 class Row:
@@ -49,16 +47,6 @@ class Row:
         return self.gif / self.hbm_gib
 
     @property
-    def reuse(self) -> float:
-        """Number of times that a byte of activations is read or written."""
-        return self.hbm_gib / self.activations_gib
-
-    @property
-    def petaflop_demand(self) -> float:
-        """Bytes/s of samples that a node running at one PFLOP/s consumes (section VII)."""
-        return PETAFLOP / self.flops_per_sample_byte
-
-    @property
     def seconds_per_sample(self) -> float:
         """Seconds that a sample's measured traffic takes at the sustained bandwidth."""
         return self.hbm_gib * 2**30 / self.sustained
@@ -69,7 +57,6 @@ TABLE_II = {
     "deepcam": Row("deepcam", 27, 2887, 2.9, 52, 270e9, 4),
     "resnet50": Row("resnet50", 0.14, 31, 0.042, 0.56, 145e9, 256),
 }
-RESNET50_HBM_PRINTED_GIB = 0.68
 
 
 @dataclass(frozen=True)

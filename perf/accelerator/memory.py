@@ -2,15 +2,14 @@
 follows a step of the suite through its passes and counts what PyTorch's MemTracker counts.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError
 from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.quantities import bytes_text
 
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Float32 values that an optimizer keeps per weight: momentum, or means of gradients and of their squares."""
@@ -36,10 +35,10 @@ class Memory:
     """Bytes in one accelerator's memory for a local batch, and their peak.
 
     ``parameters`` are the float32 weights and batch norm's running statistics; ``copies`` the 16-bit weights of
-    mixed precision. ``activations`` are kept by the forward pass for the backward pass; ``working`` are the
-    gradients of activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the
-    activations have been freed, so the peak is less than the sum. ``peak_at``: the layer with the peak in its
-    backward pass, or "optimizer".
+    mixed precision. ``activations`` are kept by the forward pass for the backward pass. ``gradients`` are complete
+    only at the end of the backward pass, when the activations have been freed, so the peak is less than the sum.
+    ``peak_at``: the layer with the peak in its backward pass, or "optimizer". ``evaluation``: the peak of an
+    evaluation on a GPU.
     """
 
     batch: int
@@ -49,15 +48,15 @@ class Memory:
     optimizer: int
     input: int
     activations: int
-    working: int
     peak: int
     peak_at: str
+    evaluation: int = 0
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator, a GPU or
-    (``gpu`` False) a CPU. The peak on a GPU includes ``WORKSPACES`` if the network has dense layers, and the batch
-    that captured steps and evaluations read."""
+    (``gpu`` False) a CPU. The peaks on a GPU include ``WORKSPACES`` if the network has dense layers, and the batch
+    that captured steps and evaluations read, and as much memory for the next one."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # The int16 counts are sent to the device and kept; their logarithm, the network's input, is computed on a GPU
     # directly in the network's precision.
@@ -69,10 +68,34 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     network = network_of(run, gpu=gpu and not on_slabs, cpu_kernels_from=None if gpu or on_slabs else 0)
     memory = step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
                          accumulates=accumulates)  # fmt: skip
-    multiplies = gpu and any(layer.kind == "dense" for layer in network)
-    largest = max(batch, run.training.eval_batch_size) if gpu and run.graphs != "off" else 0
-    read = (2 if counts else 4) * largest * network.input_elements
-    return replace(memory, peak=memory.peak + WORKSPACES * multiplies + read)
+    if not gpu:
+        return memory
+    evaluated, largest = run.training.eval_batch_size, max(batch, run.training.eval_batch_size)
+    forward = forward_memory(network, evaluated, run.training.precision) + evaluated * memory.input // batch
+    evaluation = memory.parameters + memory.optimizer + forward
+    workspaces = WORKSPACES if any(layer.kind == "dense" for layer in network) else 0
+    if run.graphs == "off":
+        return replace(memory, peak=memory.peak + workspaces, evaluation=evaluation + workspaces)
+    # A graph's workspaces are made where its first dense layer is, in an evaluation after the peak.
+    delivered = (2 if counts else 4) * network.input_elements
+    peak = memory.peak + workspaces + (2 * largest - batch) * delivered
+    return replace(memory, peak=peak, evaluation=evaluation + (2 * largest - evaluated) * delivered)
+
+
+def forward_memory(network: Network, batch: int, precision: Precision) -> int:
+    """Bytes at the peak of a forward pass of ``batch`` samples from which nothing is kept, without the network's
+    input: the 16-bit weights used so far, a layer's inputs and results, with the places of maxima, and the input
+    of its block, a convolution and what follows, to which the block's caller still refers."""
+    width, peak, copies, block = activation_bytes(precision), 0, 0, 0
+    for layer in network.layers:
+        inputs = layer.input_elements if _reaches_weights(layer) else 0  # the first layer's is the network's
+        if layer.forward_flops:
+            copies += 2 * layer.parameters if precision != "float32" else 0
+            block, inputs = inputs, 0  # the same
+        places = sum(each.size(precision, batch) for each in layer.saved if each.type in ("uint8", "int64"))
+        results = 0 if layer.in_place else layer.output_elements
+        peak = max(peak, copies + places + batch * width * (block + inputs + results))
+    return peak
 
 
 def step_memory(
@@ -107,7 +130,7 @@ def step_memory(
     static = parameters + state + given + output
 
     kept = network.saved_bytes(precision, batch) + copies
-    peak, peak_at, working, gradients, narrow = 0, "", 0, 0, 0
+    peak, peak_at, gradients, narrow = 0, "", 0, 0
     for layer in reversed(network.layers):
         gradients += 4 * layer.parameters
         copied = 2 * layer.parameters if mixed and layer.forward_flops else 0
@@ -116,30 +139,23 @@ def step_memory(
         flowing = batch * width * (layer.output_elements + (moving if _reaches_weights(layer) else 0))
         held = 4 * (network.parameters + layer.parameters) if accumulates else gradients - narrow
         if static + kept + held + flowing > peak:
-            peak, peak_at, working = static + kept + held + flowing, layer.name, flowing
+            peak, peak_at = static + kept + held + flowing, layer.name
         kept -= layer.saved_bytes(precision, batch) + copied
     of_lamb = 8 * network.parameters if optimizer == "lamb" and gpu else 0
     at_update = parameters + state + gradients + of_lamb
     if at_update > peak:
-        peak, peak_at, working = at_update, "optimizer", 0
+        peak, peak_at = at_update, "optimizer"
     activations = network.saved_bytes(precision, batch) + output
-    return Memory(batch, parameters, copies, gradients, state, given, activations, working, peak, peak_at)
+    return Memory(batch, parameters, copies, gradients, state, given, activations, peak, peak_at)
 
 
-def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "a sample") -> int:
+def largest_batch(needed: Callable[[int], float], capacity: float) -> int:
     """The largest batch whose ``needed(batch)`` bytes are at most ``capacity``; ``needed`` grows with the batch.
-    Raises UserError if not even one sample fits."""
-    if needed(1) > capacity:
-        raise UserError(
-            f"{what} does not fit: it needs {bytes_text(needed(1))}, but only {bytes_text(capacity)} is available"
-        )
-    low, high = 1, 2
-    while needed(high) <= capacity:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if needed(middle) <= capacity else (low, middle)
-    return low
+    0 if not even one sample fits."""
+    more = 1
+    while needed(more) <= capacity:
+        more *= 2
+    return bisect_right(range(1, more), capacity, key=needed)
 
 
 def power_of_two(batch: int) -> int:

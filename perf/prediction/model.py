@@ -419,16 +419,14 @@ class Fits:
         self.largest = cache(self._largest)
 
     def needed(self, local: int, together: int) -> float:
-        """Peak bytes of a step. Accelerators that share a sample divide everything except weights and
-        optimizer state."""
+        """Peak bytes of a step or an evaluation. Accelerators that share a sample divide everything except weights
+        and optimizer state."""
         memory = self.memory(local)
         weights = memory.parameters + memory.copies + memory.optimizer
-        return weights + (memory.peak - weights) / together
+        return weights + (max(memory.peak, memory.evaluation) - weights) / together
 
     def _largest(self, together: int) -> int:
         """Samples in the largest backward pass that fits; 0 if none fits."""
-        if self.needed(1, together) > self.capacity - RESERVED:
-            return 0
         return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)
 
     def require(self, local: int, together: int) -> None:
@@ -438,14 +436,11 @@ class Fits:
             return
         fits = self.largest(together)
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
-        passes = self.run.backward_passes
-        each = (
-            f"each of {passes} backward passes of {local} samples"
-            if passes > 1
-            else f"a local batch of {local}"
-        )
+        passes, each = self.run.backward_passes, f"a local batch of {local}"
+        if passes > 1:
+            each = f"each of {passes} backward passes of {local} samples"
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs {bytes_text(self.needed(local, together))} of "
             f"the accelerator's {bytes_text(self.capacity)}, of which libraries take {bytes_text(RESERVED)}; "
-            f"{largest}; use more nodes or a smaller batch"
+            f"{largest}; use more nodes, a smaller batch, or a smaller training.eval_batch_size"
         )

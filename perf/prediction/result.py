@@ -28,6 +28,9 @@ EAGER_LAUNCH = (34e-6, 82e-6)
 """Host seconds per kernel of ``launches_of`` in an eager step, least and most of three benchmarks and precisions:
 PyTorch 2.11 on an Intel Xeon beside an H200 (``tests/perf/host_step.py``, 2026-11-26 and 27)."""
 
+REPLAY = "0.25 to 0.4 ms"
+"""The host's time of a replayed step, whatever the network, from the same runs."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -217,18 +220,18 @@ class Prediction:
         said = f"the driver takes at least {each} of host time per step, {graph} if the step is one graph"
         if launches := launches_of(self.run):
             low, high = (seconds_text(launches * launch) for launch in EAGER_LAUNCH)
-            said += f"; eager PyTorch takes about {low} to {high} at the rates of an H200's host"
+            said += (
+                f"; PyTorch takes about {low} to {high} eagerly, {REPLAY} replaying graphs, beside an H200"
+            )
         return {"host": said}
 
     @property
     def fits(self) -> str:
         """The largest batch that fits on an accelerator, or on those sharing a sample, as text."""
         capacity = bytes_text(self.machine.figures["accelerator.memory"])
-        whose = (
-            f"{self.parts} accelerators of {capacity} each"
-            if self.parts > 1
-            else f"an accelerator's {capacity}"
-        )
+        whose = f"an accelerator's {capacity}"
+        if self.parts > 1:
+            whose = f"{self.parts} accelerators of {capacity} each"
         once = " in a backward pass" if self.run.backward_passes > 1 else ""
         reserved = f"{bytes_text(RESERVED)} for libraries"
         return f"the largest batch that fits {whose} is {self.largest_batch}{once}, with {reserved}"
@@ -237,9 +240,7 @@ class Prediction:
         """The staging mode and the bytes that staging moves, in words."""
         if self.moved is None:
             return "none"
-        held, source, sent = (
-            bytes_text(size) for size in (self.moved.held, self.moved.source, self.moved.sent)
-        )
+        held, source, sent = map(bytes_text, (self.moved.held, self.moved.source, self.moved.sent))
         passed = f", {sent} from node to node" if self.moved.sent else ""
         return (
             f"{self.run.staging.mode}: {held} to each node, {source} read from the shared file system{passed}"

@@ -31,6 +31,9 @@ COLUMNS = (
     "allocated_bytes",
     "cublas_bytes",
     "reserved_bytes",
+    "predicted_bytes",
+    "evaluation_bytes",
+    "predicted_evaluation_bytes",
 )
 WARM_UP = 4  # fill PyTorch's caches; DistributedDataParallel orders its buckets after one
 STEPS = 2  # measured
@@ -77,21 +80,27 @@ def measured(benchmark: str, batch: int, precision: str, *settings: str) -> dict
         earlier = before.get(section, {})
         return float(sum(names[name] - earlier.get(name, 0) for name in names if part in name) / STEPS)
 
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    of.evaluate(*of.evaluated)
     held = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     workspaces = held - torch.cuda.memory_allocated()
     framework = ["training.framework=pytorch"] * (benchmark == "cosmoflow")
     run = load(benchmark, "closed", [f"training.precision={precision}", *framework, *settings])
+    predicted = memory_of(run, batch, gpu=True)
     return {
         "launches": counted("kernels"),
         "waits": counted("synchronisations"),
         "pageable": counted("copies", "pageable"),
         "pinned": counted("copies", "pinned"),
         "on_device": counted("copies", "device to device"),
-        "allocated_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "allocated_bytes": allocated,
+        "reserved_bytes": reserved,
         "cublas_bytes": workspaces,
-        "predicted_bytes": memory_of(run, batch, gpu=True).peak,
+        "predicted_bytes": predicted.peak,
+        "evaluation_bytes": torch.cuda.max_memory_allocated(),
+        "predicted_evaluation_bytes": predicted.evaluation,
     }
 
 
@@ -156,10 +165,10 @@ def main() -> int:
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
-    print("| step of the closed preset |", " | ".join((*COLUMNS, "predicted_bytes")), "|")
-    print("|---" * (len(COLUMNS) + 2) + "|")
+    print("| step of the closed preset |", " | ".join(COLUMNS), "|")
+    print("|---" * (len(COLUMNS) + 1) + "|")
     for name, row in rows.items():
-        cells = (f"{row[column]:,.0f}" for column in (*COLUMNS, "predicted_bytes"))
+        cells = (f"{row[column]:,.0f}" for column in COLUMNS)
         print(f"| {name} |", " | ".join(cells), "|")
     return 0
 

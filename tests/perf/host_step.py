@@ -2,31 +2,31 @@
 real runs.
 
     python tests/perf/host_step.py [--benchmark NAME ...] [--precision NAME ...] [--mode eager graph]
-        [--ranks 1 2] [--json]
+        [--ranks 1 2] [--steps N] [--json]
 
-Sizes and settings are the closed presets', batches are random and page-locked, and a step is what the loop of
-``mlhpc run`` has without its loader and log: the timer's events, the rate, the copies and the step; ``graph`` is
-``training.cuda_graphs``. Per row: ``step_ms``, of steps that follow one another; ``host_ms``, until a step returns
-on an idle device; ``device_ms``, the sum of its kernels and copies by the profiler; ``launches``, what the host
-gives the driver: kernels, copies, graphs; ``syncs``, waits of the host for the device; memory in GB where
-training and evaluation alternate: the peak of tensors, and what PyTorch has reserved. ``driver_ms``: what of
-``host_ms`` a simulated device charges for its driver (tests/fake_cuda; with
-FAKE_CUDA_SET="kernel_us=0;moved_bytes=65536" the rest is the host's own work).
+Sizes and settings are the closed presets', batches are a random sample repeated, page-locked, and a step is
+what the loop of ``mlhpc run`` has without its loader and log: the timer's events, the rate, the copies and
+the step; ``graph`` is ``training.cuda_graphs``. Each row is measured in processes of its own: ``step_ms``, of
+steps that follow one another; ``host_ms``, until a step returns on an idle device; ``device_ms``, the sum of
+its kernels and copies by the profiler; ``launches``, what the host gives the driver: kernels, copies, graphs;
+``syncs``, waits of the host for the device; memory in GB where training and evaluation alternate: the peak of
+tensors, and what PyTorch has reserved. ``driver_ms``: what of ``host_ms`` a simulated device charges for its
+driver (tests/fake_cuda; with FAKE_CUDA_SET="kernel_us=0;moved_bytes=65536" the rest is the host's own work).
 """
 
 import argparse
 import ctypes
-import gc
 import itertools
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +45,6 @@ from mlhpc.common.pytorch.devices import (
     name_of,
     pick_device,
     place,
-    release_memory,
 )
 from mlhpc.common.pytorch.graphs import WARM_UP, Graphs
 from mlhpc.common.pytorch.step import make_scaler, make_steps, set_rate
@@ -88,8 +87,8 @@ def subject(
         measure: Callable[..., Any] = summed_iou
 
         def made(samples: int) -> list[torch.Tensor]:
-            x = torch.randn((samples, *shape)).permute(0, 3, 1, 2)
-            return [x, torch.randint(3, (samples, *shape[:2]), dtype=torch.uint8)]
+            x = repeated(torch.randn(shape), samples).permute(0, 3, 1, 2)
+            return [x, repeated(torch.randint(3, shape[:2], dtype=torch.uint8), samples)]
 
     elif benchmark == "resnet50":
         from mlhpc.resnet50.metric import count_correct, cross_entropy
@@ -102,7 +101,7 @@ def subject(
         loss_of, measure = partial(cross_entropy, label_smoothing=training.label_smoothing), count_correct
 
         def made(samples: int) -> list[torch.Tensor]:
-            x = torch.randn((samples, *shape)).permute(0, 3, 1, 2)
+            x = repeated(torch.randn(shape), samples).permute(0, 3, 1, 2)
             return [x, torch.randint(run.network.classes, (samples,))]
 
     else:
@@ -118,7 +117,7 @@ def subject(
         measure = absolute_error
 
         def made(samples: int) -> list[torch.Tensor]:
-            x = torch.randint(0, 300, (samples, *shape), dtype=torch.int16)
+            x = repeated(torch.randint(0, 300, shape, dtype=torch.int16), samples)
             return [x, torch.rand((samples, run.network.targets)) * 2 - 1]
 
     scaler = make_scaler(precision, device)
@@ -133,6 +132,10 @@ def subject(
     if graphs:
         capture(of, graphs)
     return of
+
+
+def repeated(sample: torch.Tensor, samples: int) -> torch.Tensor:
+    return sample.expand(samples, *sample.shape).contiguous()
 
 
 class Alone:
@@ -178,8 +181,8 @@ def iteration(of: Subject) -> tuple[Callable[[], torch.Tensor], StepTimer]:
     return step, timer
 
 
-def measure(of: Subject, seconds: float) -> dict[str, Any]:
-    """Times of a step, ms, and what the allocator counts in it."""
+def measure(of: Subject, steps: int) -> dict[str, Any]:
+    """Times of so many steps, ms per step, and what the allocator counts in them."""
     step, timer = iteration(of)
 
     def steps_done(steps: int) -> None:
@@ -197,8 +200,6 @@ def measure(of: Subject, seconds: float) -> dict[str, Any]:
             timer.ask()
         timer.stop()
     memory = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-    once = _ms(partial(steps_done, 1))
-    steps = max(5, int(seconds * 1e3 / once))
     whole = _ms(partial(steps_done, steps)) / steps
     hosts = []
     for _ in range(min(steps, 20)):
@@ -256,46 +257,30 @@ def _ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """The rows of this number of ranks; all ranks measure, and each returns its own."""
-    rank = int(os.environ.get("RANK", "0"))
+def measured(row: dict[str, Any], options: argparse.Namespace, store: str, rank: int) -> dict[str, Any]:
+    """``row`` with what this ``rank`` measures, in a process of its own: PyTorch keeps memory that earlier rows
+    had, and a process that has been profiled is traced to its end."""
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU: PyTorch sees none on this node; nothing was measured")
     device = pick_device("cuda", rank)
-    if store := os.environ.get("STORE"):
-        size = int(os.environ["WORLD_SIZE"])
+    if row["ranks"] > 1:
+        os.environ[ASYNC_ERRORS] = "0"
         dist.init_process_group(
-            "nccl", init_method=f"file://{store}", rank=rank, world_size=size, device_id=device
+            "nccl", init_method=f"file://{store}", rank=rank, world_size=row["ranks"], device_id=device
         )
-    rows: list[dict[str, Any]] = [
-        {"benchmark": name, "batch": batch, "precision": precision, "mode": mode, "ranks": Alone().size}
-        for mode, name, precision in itertools.product(options.mode, options.benchmark, options.precision)
-        for batch in options.batch or BATCHES[name]
-    ]
-    for work in (partial(measure, seconds=options.seconds), count):  # all times before anything is profiled
-        for row in rows:
-            torch.cuda.reset_peak_memory_stats()
-            named = row["benchmark"], row["batch"], row["precision"]
-            of = subject(*named, device, *options.set, graphed=row["mode"] == "graph")
-            row |= work(of)
-            del of  # its memory, before the next one is built
-            gc.collect()
-            torch.cuda.set_stream(torch.cuda.default_stream(device))
-            release_memory(device)
-            if rank == 0:
-                print(row, file=sys.stderr, flush=True)
-    return {"device": name_of(device), "torch": torch.__version__, "rows": rows}
+    named = row["benchmark"], row["batch"], row["precision"]
+    of = subject(*named, device, *options.set, graphed=row["mode"] == "graph")
+    found = row | measure(of, options.steps) | count(of)
+    if rank == 0:
+        print(found, file=sys.stderr, flush=True)
+    return found | {"device": name_of(device)}
 
 
-def of_ranks(ranks: int) -> dict[str, Any]:
-    """What rank 0 of so many processes with this one's arguments reports."""
-    command = [sys.executable, *sys.argv, *["--json"] * ("--json" not in sys.argv)]
-    with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | {ASYNC_ERRORS: "0", "WORLD_SIZE": str(ranks), "STORE": f"{folder}/store"}
-        started = [
-            subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-            for rank in range(ranks)
-        ]
-        said = [process.communicate()[0] for process in started]
-    return dict(json.loads(said[0].splitlines()[-1]))
+def of_ranks(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """What rank 0 of a row's processes reports: forks of this one, which may not ask PyTorch for devices."""
+    ranks, forked = row["ranks"], multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(ranks, forked) as pool:
+        return next(pool.map(partial(measured, row, options, f"{folder}/store"), range(ranks)))
 
 
 def main() -> int:
@@ -307,20 +292,22 @@ def main() -> int:
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="numbers of ranks, on this node")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of timed steps for each row")
+    parser.add_argument("--steps", type=int, default=50, help="timed, of each row; the same for all ranks")
     parser.add_argument(
         "--set", nargs="+", default=[], help="settings of the runs, such as training.compile=true"
     )
     parser.add_argument("--json", action="store_true", help="print {'device', 'rows'} instead of a table")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no GPU: PyTorch sees none on this node; nothing was measured", file=sys.stderr)
-        return 2
-    if "RANK" in os.environ or options.ranks == [1]:
-        report = measured(options)
-    else:
-        reports = [of_ranks(ranks) for ranks in options.ranks]
-        report = reports[0] | {"rows": [row for each in reports for row in each["rows"]]}
+    rows = [
+        of_ranks(
+            {"benchmark": name, "batch": batch, "precision": precision, "mode": mode, "ranks": ranks}, options
+        )
+        for ranks, name, precision in itertools.product(options.ranks, options.benchmark, options.precision)
+        for batch in options.batch or BATCHES[name]
+        for mode in options.mode
+    ]
+    (device,) = {row.pop("device") for row in rows}
+    report = {"device": device, "torch": torch.__version__, "rows": rows}
     if options.json:
         print(json.dumps(report))
         return 0

@@ -10,11 +10,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from fake_cuda.library import devices
 from smoke.conftest import wait_for
-from smoke.fake_cuda.conftest import on_device
+from smoke.fake_cuda.conftest import on_device, run
 
 from mlhpc.common.pytorch.devices import ARENAS
 
+SCRIPT = Path(__file__).parents[2] / "perf" / "host_step.py"
 TWO = {"devices": 2}
 STEPS = {"deepcam": 3, "cosmoflow": 3, "resnet50": 3}  # of an epoch, on one rank
 EVALUATIONS = {
@@ -83,6 +85,20 @@ def test_weights_that_are_frozen_are_captured_anew(sets, tmp_path):
     assert len(done.result()["epochs"]) == 2, done.said
     # 13 steps and 3 evaluations, then 11 eager steps, 2 replayed ones and eager evaluations.
     assert done.counted()["graphs"] == {"captured": 1, "instantiated": 1, "launched": 13 + 3 + 2}
+
+
+@pytest.mark.parametrize("benchmark, batch, ranks", [("deepcam", 2, 1), ("cosmoflow", 4, 2)])
+def test_graphs_reserve_little_more_memory_than_eager_steps(benchmark, batch, ranks):
+    """Where training and evaluation alternate, and evaluations take longer than the host needs to begin the next.
+    No batch of training keeps memory besides the evaluation's, and no bucket of gradients a piece of an
+    activation's."""
+    words = ("--benchmark", benchmark, "--batch", batch, "--precision", "mixed_bfloat16", "--ranks", ranks)
+    env = devices(changes=TWO | {"moved_bytes": 1 << 16, "kernel_us": 20, "kernel_us ArgMax": 1e6})
+    done = run([SCRIPT, *words, "--steps", 1, "--json"], env)
+    assert done.returncode == 0, done.stderr
+    eager, graph = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert (eager["mode"], graph["mode"]) == ("eager", "graph")
+    assert graph["reserved_gb"] <= 1.03 * eager["reserved_gb"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -80,7 +80,7 @@ SMALLEST = {
     "triton_kernels": "--target sm_80 --kernel logarithm",
     "watch": "--ranks 4 --looks 2",
 }
-ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 --mode eager --seconds 0.1"}
+ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 --mode eager --steps 5"}
 ELSEWHERE = {
     "equivalence": "imported",
     "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py",
