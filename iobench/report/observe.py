@@ -145,16 +145,8 @@ def parse(lines: Iterable[str], below: str) -> Reads:
         if call.startswith("clone"):
             process[result] = own if "CLONE_THREAD" in arguments else result
             continue
-        _note(
-            reads,
-            files.setdefault(own, {}),
-            below,
-            call,
-            arguments,
-            int(result),
-            float(start),
-            float(duration),
-        )
+        of_process = files.setdefault(own, {})
+        _note(reads, of_process, below, call, arguments, int(result), float(start), float(duration))
     return reads
 
 
