@@ -186,7 +186,8 @@ def score_weak(
     """Throughput over the instances ``logs``; ``pruned``: the instances that the submitter has removed.
 
     Instances that did not converge do not count; of several instances with the same seed, only the first counts.
-    Without ``total_scale`` (T, from the system description), T = M · S, as if all instances had run concurrently.
+    Without ``total_scale`` (T, from the system description), T is S times the number of concurrent instances: all
+    M only "if all M models are trained concurrently" (rules, "Throughput").
     """
     runs = []
     first_of: dict[str, Path] = {}
@@ -202,7 +203,7 @@ def score_weak(
     scales = {instance_scale(log) for log in (*logs, *pruned)}
     scale = next(iter(scales)) if len(scales) == 1 else None
     if total_scale is None and scale is not None:
-        total_scale = scale * len(runs)
+        total_scale = scale * most_at_once((*logs, *pruned)) or None
     elif total_scale is not None and scale is not None:
         scale = shared_scale(scale, total_scale, (*logs, *pruned))
     why = ""
