@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files.filesystem import SHARED_TYPES
 from mlhpc.errors import UserError
 from mlhpc.quantities import duration_text
 from mlhpc.record.breakdown import EpochTimes, of_epochs
@@ -143,7 +144,10 @@ def _parts(result: Result, config: Run, change: Change) -> dict[str, float | Non
         return EpochTimes(epoch.epoch, wait + step, wait, eval_wait + eval_step, eval_wait)
 
     epochs = tuple(map(again, result.epochs))
-    staging = (parts.get("staging") or 0.0) * (1.0 if change.shared else per_rank) / change.storage
+    copying = 1.0 if change.shared else per_rank
+    if _on_every_node(result):
+        copying = 1.0 if result.staging and result.staging.read_once else copying / per_rank
+    staging = (parts.get("staging") or 0.0) * copying / change.storage
     within = sum((e.train_s or 0.0) + (e.eval_s or 0.0) for e in result.epochs)
     unchanged = sum(seconds or 0.0 for seconds in parts.values()) - (parts.get("staging") or 0.0) - within
     recomputed = of_epochs(
@@ -155,6 +159,15 @@ def _parts(result: Result, config: Run, change: Change) -> dict[str, float | Non
         exchange=parts.get("exchange") or 0.0,
     ).parts()
     return {key: None if parts.get(key) is None else recomputed[key] for key in parts}
+
+
+def _on_every_node(result: Result) -> bool:
+    """Whether each node of the run copied the whole data set, so that more nodes copy more in total. On a single
+    node, and to a file system that nodes share, more ranks divide the same files."""
+    staging = result.staging
+    if staging is None or staging.mode != "replicate" or (result.nodes or 1) == 1:
+        return False
+    return staging.target_filesystem not in SHARED_TYPES
 
 
 def _loop(
@@ -193,4 +206,6 @@ def _notes(result: Result, change: Change, cases: Sequence[Recomputed]) -> Itera
                 "all-reduce make it longer (mlhpc predict models both)"
             )
         yield "storage keeps up: each rank reads as fast as before; shared: all ranks together do"
+        if _on_every_node(result):
+            yield "the same ranks per node; every node copies the whole data set, as in this run"
     yield "the same epochs; checkpoints and the time between epochs as measured"

@@ -20,7 +20,7 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.report.similarity import FACTORS
 
 NAME = "observation.json"
-_CALLS = "openat,open,read,pread64,preadv,preadv2,readv,lseek,close,dup,dup2,dup3,fcntl"
+_CALLS = "openat,open,read,pread64,preadv,preadv2,readv,lseek,close,dup,dup2,dup3,fcntl,clone,clone3"
 # PID seconds call(arguments) = result <duration>; -yy writes the path of a descriptor after it.
 _LINE = re.compile(r"^(\d+)\s+([\d.]+) (\w+)\((.*)\)\s+= (-?\d+)(?:<(.*?)>)?.*?(?: <([\d.]+)>)$")
 _HALF = re.compile(r"^(\d+)\s+([\d.]+) (\w+)\((.*) <unfinished \.\.\.>$")
@@ -31,7 +31,7 @@ _READS = {"read", "pread64", "preadv", "preadv2", "readv"}
 
 @dataclass
 class _File:
-    """A file read by one thread group: end of the last read, and the file position of ``read``."""
+    """A file read by one process: end of the last read, and the file position of ``read``."""
 
     at: int = 0
     end: int = -1
@@ -40,7 +40,7 @@ class _File:
 @dataclass
 class Reads:
     """All reads of files below a folder. As in Darshan, a read is sequential if it starts at or after the end of
-    the previous read of the same file, and consecutive if it starts exactly there."""
+    the same process's previous read of the file, and consecutive if it starts exactly there."""
 
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -126,7 +126,8 @@ def read_observation(folder: Path) -> dict[str, float]:
 
 def parse(lines: Iterable[str], below: str) -> Reads:
     """The reads of files whose path begins with ``below``, in a log of ``strace -f -ttt -T -y -s 0``."""
-    reads, files = Reads(), dict[tuple[str, str], _File]()
+    reads, files = Reads(), dict[str, dict[tuple[str, str], _File]]()
+    process: dict[str, str] = {}  # of each thread, whose descriptors are those of its process
     unfinished: dict[tuple[str, str], tuple[str, str]] = {}
     for line in lines:
         text = line.rstrip("\n")
@@ -139,8 +140,13 @@ def parse(lines: Iterable[str], below: str) -> Reads:
         match = _LINE.match(text)
         if not match:
             continue
-        _, start, call, arguments, result, _, duration = match.groups()
-        _note(reads, files, below, call, arguments, int(result), float(start), float(duration))
+        thread, start, call, arguments, result, _, duration = match.groups()
+        own = process.get(thread, thread)
+        if call.startswith("clone"):
+            process[result] = own if "CLONE_THREAD" in arguments else result
+            continue
+        of_process = files.setdefault(own, {})
+        _note(reads, of_process, below, call, arguments, int(result), float(start), float(duration))
     return reads
 
 

@@ -105,7 +105,7 @@ def _areas(
         {"x": n * interval, "y": rate, "kind": kind,
          "says": f"{kind}, {digits(n * interval)} s: {digits(rate)} {unit}"}
         for kind, each in rates.items()
-        for n, rate in enumerate(each.tolist())
+        for n, rate in enumerate([*each.tolist(), each[-1]])  # a step ends where the next begins
     ]  # fmt: skip
     peaks = [f"{kind} at most {digits(float(each.max()))} {unit}" for kind, each in rates.items()]
     colours = alt.Scale(domain=list(rates), range=[colour for _, colour in kinds.values()])

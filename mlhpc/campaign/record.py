@@ -74,6 +74,8 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
     ends = {e["name"]: e for e in events if e["event"] == "end"}
     facts = next((e for e in events if e["event"] == "note" and e["name"] == "facts"), {})
     state, why = _outcome(result, events, ends)
+    shared_nodes = campaign.instances > campaign.nodes  # each instance counts the energy of its whole node
+    counted = None if state == "aborted" or shared_nodes else result
     return RunState(
         name=name,
         state=state,
@@ -83,8 +85,8 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
         epochs=(len(result.epochs) or None) if result else None,
         evicted=result.source_evicted if result else facts.get("source_evicted"),
         init_s=ends.get("init", {}).get("seconds"),
-        joules=result.joules if result and state != "aborted" else {},
-        joules_per_sample=result.joules_per_sample if result and state != "aborted" else {},
+        joules=counted.joules if counted else {},
+        joules_per_sample=counted.joules_per_sample if counted else {},
         why=why,
         aborted=aborted,
     )

@@ -8,7 +8,6 @@ of a single run is assumed to be that of the other group.
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -201,8 +200,10 @@ def _further(above: Values, below: Values, tolerance: float, new_is_above: bool)
         ratio = ratio_interval(above, below, (more, 0) if new_is_above else (0, more))
         return _verdict(ratio, tolerance) != "undecided"
 
-    further = 1 + bisect_left(range(1, MOST_RUNS + 1), True, key=decided)
-    return further if further <= MOST_RUNS else None
+    # Bisection would miss it: more runs can widen Welch's interval, since they can lower its degrees of freedom.
+    tried = (*range(1, 50), *range(50, MOST_RUNS + 1, 10))
+    enough = next(filter(decided, tried), None)
+    return enough and next(filter(decided, range(max(1, enough - 9), enough + 1)))
 
 
 def _moved(new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[tuple[str, float], ...]:

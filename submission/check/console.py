@@ -12,17 +12,17 @@ from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.quantities import count, joules_text, minutes
 from mlhpc.record.energy import measured_in
-from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
 from mlhpc.submission.check.rulesets import exist, without_rules
 from mlhpc.submission.findings import print_findings, verdict
 from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
-from mlhpc.submission.score.score import RunScore, Strong, Weak
+from mlhpc.submission.score.score import SHARED_COUNTERS, RunScore, Strong, Weak, has_shared_counters
 from mlhpc.submission.score.set_score import (
     compare_set,
     division_of,
+    energies_in_set,
     has_own_target,
     scored_joules,
     target_of,
@@ -100,7 +100,7 @@ def _heading(results: ResultSet, console: Console) -> None:
 
 def _runs(checked: SetCheck) -> Table:
     scored = checked.score.minutes is not None
-    energy = {run.path: energies_of(run.path) for run in checked.score.runs}
+    energy = energies_in_set(checked.score)
     measured = measured_in(energy.values())
 
     def joules(kind: str, run: RunScore) -> str:
@@ -144,6 +144,8 @@ def _lines(checked: SetCheck) -> list[Text]:
     if joules := scored_joules(score):
         used = ", ".join(f"{NAMES[kind]} {joules_text(value)}" for kind, value in joules.items())
         lines.append(Text(f"energy of a training, mean of the runs in the score: {used}"))
+    elif has_shared_counters(score):
+        lines.append(Text(f"energy of a training: {SHARED_COUNTERS}"))
     if rule := target_of(results):
         own = "; not the target of MLPerf: not an MLPerf result" if has_own_target(results) else ""
         lines.append(Text(f"target: {rule[0].metric} {rule[0].value:g}{own}"))

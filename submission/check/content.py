@@ -1,17 +1,23 @@
 """The output of ``mlhpc check`` and ``mlhpc score`` as data for ``--json`` (docs/reference/json.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks.findings import Finding
-from mlhpc.record.result import energies_of
+from mlhpc.record.energy import Energy
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.findings import grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
-from mlhpc.submission.score.set_score import division_of, has_own_target, scored_joules, target_of
+from mlhpc.submission.score.set_score import (
+    division_of,
+    energies_in_set,
+    has_own_target,
+    scored_joules,
+    target_of,
+)
 
 
 def check_content(path: Path, ruleset: str | None) -> dict[str, Any]:
@@ -57,13 +63,14 @@ def _set(checked: SetCheck) -> dict[str, Any]:
 
 def _score(checked: SetCheck) -> dict[str, Any]:
     score, target = checked.score, target_of(checked.results)
+    energies = energies_in_set(score)
     content: dict[str, Any] = {
         "score_min": score.minutes,
         "score_without_staging_min": score.without_staging_minutes,
         "no_score": score.why or None,
         "target": None,
         "energy_j": scored_joules(score),
-        "runs": [_run(run) for run in score.runs],
+        "runs": [_run(run, energies[run.path]) for run in score.runs],
     }
     if target:
         own = has_own_target(checked.results)
@@ -74,13 +81,13 @@ def _score(checked: SetCheck) -> dict[str, Any]:
     return {**content, "mean_min": score.mean, "stdev_min": score.spread, "interval95_min": interval}
 
 
-def _run(run: RunScore) -> dict[str, Any]:
+def _run(run: RunScore, energies: Mapping[str, Energy]) -> dict[str, Any]:
     return {
         "log": str(run.path),
         "seconds": run.seconds,
         "without_staging_s": run.without_staging_s,
         "epochs_to_target": run.epochs_to_target,
         "converged": run.converged,
-        "energy_j": {kind: energy.whole_joules for kind, energy in energies_of(run.path).items()},
+        "energy_j": {kind: energy.whole_joules for kind, energy in energies.items()},
         "left_out": run.why or run.dropped or None,
     }

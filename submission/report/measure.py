@@ -5,15 +5,17 @@ logs have different configurations is split, because each entry has a single con
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import COMPUTATION, Run
 from mlhpc.quantities import whole
+from mlhpc.record.energy import Energy
 from mlhpc.record.environment import Environment
 from mlhpc.record.mllog import Log
 from mlhpc.record.phases import Phases, phases
@@ -34,14 +36,16 @@ from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.score import (
     RESUMED,
+    SHARED_COUNTERS,
     Strong,
     Weak,
+    has_shared_counters,
     instance_scale,
     score_strong,
     score_weak,
     shared_scale,
 )
-from mlhpc.submission.score.set_score import target_of
+from mlhpc.submission.score.set_score import energies_in_set, target_of
 
 
 def entries_of(results: ResultSet) -> list[Entry]:
@@ -96,6 +100,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     overlap = any(log.first("staging_overlap") for log in logs)
     versions = _versions(logs)
     mixed = (f"{what} versions {sorted(numbers)}" for what, numbers in versions.items() if len(numbers) > 1)
+    target, score = _scored(results, benchmark, logs, split)
     notes = (
         doubt,
         _SPLIT if split else "",
@@ -106,9 +111,9 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         _OVERLAP if overlap else "",
         "some epochs trained on coarser samples" if coarse else "",
         shared,
+        f"energy of a training: {SHARED_COUNTERS}" if score and has_shared_counters(score) else "",
         *(f"{each} in one set: its runs are not comparable (docs/reference/stability.md)" for each in mixed),
     )
-    target, score = _scored(results, benchmark, logs, split)
     runs, left_out, over = _measured_runs(logs, target, score)
     if value("resumed"):
         score, left_out, over = score and _of_resumed(score), (), OVER_RESUMED
@@ -215,12 +220,16 @@ def _measured_runs(
         chosen = [log for log in chosen if not scored[log.path].dropped]
     if not chosen:
         chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED if target else OVER_UNKNOWN
-    return _facts(chosen, target), _facts(extreme if isinstance(score, Strong) else (), target), over
+    energies = energies_in_set(score) if score else {log.path: energies_of(log.path) for log in chosen}
+    measured = _facts(chosen, target, energies)
+    return measured, _facts(extreme if isinstance(score, Strong) else (), target, energies), over
 
 
-def _facts(logs: Iterable[Log], target: Target | None) -> tuple[RunFacts, ...]:
+def _facts(
+    logs: Iterable[Log], target: Target | None, energies: Mapping[Path, Mapping[str, Energy]]
+) -> tuple[RunFacts, ...]:
     return tuple(
-        RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))
+        RunFacts(parts, _epochs_to_target(log, parts, target), energies[log.path])
         for log in logs
         if (parts := phases(log)) and 0 < parts.total < math.inf
     )

@@ -218,7 +218,9 @@ def _histogram(seconds: Sequence[float]) -> Rows:
     """A histogram with twenty bins of equal width."""
     low, high = min(seconds), max(seconds)
     counts, edges = np.histogram(seconds, np.linspace(low, high, 21 if high > low else 2))
+    # Enough digits to tell the bins apart: columns with equal labels would be drawn as one.
+    shown = max(4, 2 + math.floor(math.log10(20 * high / (high - low)))) if high > low else 4
     return [
-        {"x": four_digits(end), "y": ranks, "says": f"{count(ranks, 'rank')} up to {duration_text(end)}"}
-        for ranks, end in zip(counts.tolist(), edges[1:].tolist(), strict=True)
+        {"x": (end := digits(edge, shown)), "y": ranks, "says": f"{count(ranks, 'rank')} up to {end} s"}
+        for ranks, edge in zip(counts.tolist(), edges[1:].tolist(), strict=True)
     ]

@@ -15,8 +15,9 @@ from pathlib import Path
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.intervals import half_width
 from mlhpc.errors import few
+from mlhpc.record.environment import Environment
 from mlhpc.record.mllog import Interval, Log
-from mlhpc.record.result import Target
+from mlhpc.record.result import Target, energies_of
 
 
 def score_rules(logged_name: str) -> tuple[Target, int] | None:
@@ -35,6 +36,7 @@ def _score_rules(name: str) -> tuple[Target, int]:
     return read, load.runs_of_a_score(name)
 
 
+SHARED_COUNTERS = "not known, since concurrent runs on a node each recorded all of its energy"
 RESUMED = "resumed from a checkpoint: the clock did not cover the first part"
 
 
@@ -80,7 +82,8 @@ class Weak:
     taken from the logs, but is at most T divided by the number of concurrent instances. ``M``: the number of
     instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if the clock of every
     instance started after staging. ``runs``: every instance, including pruned ones. ``why``: the reason if there
-    is no score; ``M`` is then the number of instances that could count.
+    is no score; ``M`` is then the number of instances that could count. ``shared_counters``: whether instances ran
+    on a node at the same time, so that each recorded the energy of all.
     """
 
     T: int | None
@@ -90,6 +93,7 @@ class Weak:
     without_staging_minutes: float | None
     runs: tuple[RunScore, ...]
     why: str = ""
+    shared_counters: bool = False
 
 
 def score_run(log: Log, target: Target) -> RunScore:
@@ -186,7 +190,8 @@ def score_weak(
     """Throughput over the instances ``logs``; ``pruned``: the instances that the submitter has removed.
 
     Instances that did not converge do not count; of several instances with the same seed, only the first counts.
-    Without ``total_scale`` (T, from the system description), T = M · S, as if all instances had run concurrently.
+    Without ``total_scale`` (T, from the system description), T is S times the number of concurrent instances: all
+    M only "if all M models are trained concurrently" (rules, "Throughput").
     """
     runs = []
     first_of: dict[str, Path] = {}
@@ -202,9 +207,10 @@ def score_weak(
     scales = {instance_scale(log) for log in (*logs, *pruned)}
     scale = next(iter(scales)) if len(scales) == 1 else None
     if total_scale is None and scale is not None:
-        total_scale = scale * len(runs)
+        total_scale = scale * most_at_once((*logs, *pruned)) or None
     elif total_scale is not None and scale is not None:
         scale = shared_scale(scale, total_scale, (*logs, *pruned))
+    shared = _share_counters((*logs, *pruned))
     why = ""
     if len(scales - {None}) > 1:
         why = f"instances of different scales: {', '.join(map(str, sorted(s for s in scales if s)))}"
@@ -213,14 +219,28 @@ def score_weak(
     elif len(kept) < runs_needed:
         why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} to score, but {runs_needed} are required"
     if why:
-        return Weak(total_scale, scale, len(kept), None, None, tuple(runs), why)
+        return Weak(total_scale, scale, len(kept), None, None, tuple(runs), why, shared)
     intervals = [log.run for log in kept if log.run]
     stop = max(run.stop_ms for run in intervals)
     start = min(run.start_ms for run in intervals)
     staged = min(log.run.start_ms + 1e3 * staged_s(log) for log in kept if log.run)
-    return Weak(
-        total_scale, scale, len(kept), (stop - start) / 60e3, (stop - staged) / 60e3, tuple(runs), why
-    )
+    minutes, without_staging = (stop - start) / 60e3, (stop - staged) / 60e3
+    return Weak(total_scale, scale, len(kept), minutes, without_staging, tuple(runs), why, shared)
+
+
+def has_shared_counters(score: Strong | Weak) -> bool:
+    """Whether energies of the runs cannot be told apart (``Weak.shared_counters``)."""
+    return isinstance(score, Weak) and score.shared_counters
+
+
+def _share_counters(logs: Sequence[Log]) -> bool:
+    """Whether runs with energies ran on a node at the same time, according to their ``env.json``."""
+    on_node: dict[str, list[Log]] = {}
+    for log in logs:
+        env = Environment.read_or_none(log.path.with_name("env.json")) if energies_of(log.path) else None
+        for name in {machine.hostname for machine in env.machines if machine.hostname} if env else ():
+            on_node.setdefault(name, []).append(log)
+    return any(most_at_once(ran) > 1 for ran in on_node.values())
 
 
 def instance_scale(log: Log) -> int | None:

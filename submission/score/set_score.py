@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +14,7 @@ from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import shown
 from mlhpc.perf.epochs import reference_runs
 from mlhpc.quantities import count
-from mlhpc.record.energy import whole_joules
+from mlhpc.record.energy import Energy, whole_joules
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Target, energies_of
 from mlhpc.submission.findings import allowed_value
@@ -22,6 +23,7 @@ from mlhpc.submission.score.rcp import Comparison, compare
 from mlhpc.submission.score.score import (
     Strong,
     Weak,
+    has_shared_counters,
     instance_scale,
     most_at_once,
     score_rules,
@@ -71,13 +73,21 @@ def score_set(results: ResultSet) -> Strong | Weak:
 def scored_joules(score: Strong | Weak) -> dict[str, float]:
     """Mean joules per training by kind of counter, over the runs that make up the score (MLPerf Training, Power
     Measurement Rules, "Scoring"). A kind is omitted if a counter is missing in one of these runs."""
+    energies = energies_in_set(score)
     runs = [
-        whole_joules(energies_of(run.path))
+        whole_joules(energies[run.path])
         for run in score.runs
         if run.converged and not run.dropped and score.minutes is not None
     ]
     kinds = [kind for kind in (runs[0] if runs else ()) if all(kind in run for run in runs)]
     return {kind: fmean(run[kind] for run in runs) for kind in kinds}
+
+
+def energies_in_set(score: Strong | Weak) -> dict[Path, dict[str, Energy]]:
+    """The energies of each run, by log. Those of instances with shared counters are left out, since no counter
+    tells whose they are."""
+    shared = has_shared_counters(score)
+    return {run.path: {} if shared else energies_of(run.path) for run in score.runs}
 
 
 def division_of(results: ResultSet) -> str:

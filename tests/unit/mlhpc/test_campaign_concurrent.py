@@ -139,6 +139,8 @@ def test_instances_run_at_the_same_time_and_are_scored_as_throughput(site, monke
     assert record["metric"] == "weak" and record["score"]["M"] == 10
     # The stand-ins all start at one time: the last to stop gives the time to train all.
     assert record["score"]["minutes"] == pytest.approx(max(seconds) / 60, abs=1e-5)
+    # Each recorded the energy of both, so none of the figures is that of one training.
+    assert site.record()["joules"] == {} and all(not made["joules"] for made in site.record()["run_states"])
     # No accelerators, one machine: both instances use the same one node.
     assert (record["score"]["T"], record["score"]["S"]) == (1, 1)
     assert (site.out / "run_01.out").exists()

@@ -9,7 +9,7 @@ from helpers import loader_model
 
 from mlhpc.errors import UserError
 from mlhpc.perf.what_if import Change, parse, what_if
-from mlhpc.record.result import Emulation
+from mlhpc.record.result import Emulation, Staging
 from mlhpc.record.run_directory import read
 
 STEPS, PER_BATCH = 40, 4
@@ -74,6 +74,26 @@ def test_more_ranks_share_steps_and_reading_or_steps_alone(tmp_path):
     assert keeps_up.parts["data_wait"] == pytest.approx(4.0)
     # Storage that gives no more to two ranks takes as long for an epoch, of which less is now hidden by steps.
     assert shared.parts["data_wait"] + shared.parts["step"] == pytest.approx(10.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "staged", "keeps_up", "shared"),
+    [
+        (8, {"mode": "replicate"}, 3.0, 6.0),  # each of eight nodes copies the data set, twice as much in all
+        (2, {"mode": "replicate"}, 3.0, 1.5),
+        (8, {"mode": "replicate", "read_once": True}, 3.0, 3.0),  # read once, but still written by each node
+        (8, {"mode": "replicate", "target_filesystem": "lustre"}, 1.5, 3.0),  # one copy for all nodes
+        (8, {"mode": "shard"}, 1.5, 3.0),
+    ],
+)
+def test_staging_on_other_nodes_takes_what_each_of_them_copies(tmp_path, ranks, staged, keeps_up, shared):
+    run = run_of(tmp_path / "run", 10.0, 8.0, staging=3.0)
+    copied = Staging(files=80, bytes=4_000, seconds=3.0, **{"target_filesystem": "ext4"} | staged)
+    of_four = {"ranks": 4, "nodes": 4, "staging": copied}
+    run = replace(run, result=run.result.model_copy(update=of_four))
+    answer = what_if(run, Change(ranks=ranks))
+    assert [case.parts["staging"] for case in answer.cases] == [keeps_up, shared]
+    assert any("every node copies" in note for note in answer.notes) == (keeps_up == 3.0)
 
 
 def test_emulated_steps_get_faster_with_the_device_but_not_with_more_ranks(tmp_path):

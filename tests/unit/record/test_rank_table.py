@@ -138,6 +138,16 @@ def test_columns_that_are_too_short_are_shown_as_far_as_they_go() -> None:
     assert table.of("init_s") == {0: 3.0} and list(table.of("data_wait_s")) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "first", "last"), [(100.0, 100.04, "100.002", "100.04"), (1.0, 21.0, "2", "21")]
+)
+def test_the_histogram_labels_twenty_classes_with_twenty_ends(low, high, first, last) -> None:
+    waits = tuple(low + (high - low) * n / 99 for n in range(100))
+    figure = run_charts.rank_spread(RankTable(ranks=tuple(range(100)), data_wait_s=waits))
+    ends = re.findall(r"5 ranks up to ([\d.]+) s", figure.alt_text) if figure else []
+    assert (len(set(ends)), ends[0], ends[-1]) == (20, first, last)
+
+
 def test_the_page_of_many_ranks_has_a_histogram_and_the_slowest_ten_with_their_nodes(tmp_path: Path) -> None:
     ranks = 200
     waits = tuple((rank * 37 % ranks) / 100 for rank in range(ranks))

@@ -1,5 +1,6 @@
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from fuzz.emulation import results
 from mlhpc.errors import UserError
 from mlhpc.iobench.report.check import check_runs, read_result
 from mlhpc.iobench.report.console import epochs_table, summary_lines
-from mlhpc.iobench.report.page import page
+from mlhpc.iobench.report.page import _over_time, page
 
 
 def write(folder: Path, result) -> Path:
@@ -107,3 +108,12 @@ def test_no_number_is_a_power_of_ten_and_no_share_is_a_dash():
     assert "< 0.001" in shown and "1,234,568" in shown
     assert not any(re.search(r"\de[-+]\d", text) for text in (*shown, said, page(result).split("<script")[0]))
     assert "sequential" not in said and "-," not in said
+
+
+def test_the_chart_over_time_has_the_area_of_all_bytes():
+    """Each row is drawn until the next: 1 MB in the first two seconds and 5 MB in the last two."""
+    moved = {"interval_s": 2.0, "read_bytes": [1e6, 0.0, 5e6], "checkpoint_bytes": [0.0] * 3}
+    (figure,) = _over_time({**moved, "computing_s": [0.0] * 3, "waiting_s": [0.0] * 3}, 1)
+    (rows,) = figure.spec["datasets"].values()
+    steps = pairwise(rows)
+    assert sum((after["x"] - row["x"]) * row["y"] for row, after in steps) == pytest.approx(6.0)

@@ -12,6 +12,7 @@ from scipy import stats
 
 from mlhpc import cli
 from mlhpc.history.gate import gate, paired_ratio, ratio_interval
+from mlhpc.history.gate import tested as one_test
 from mlhpc.history.health import health
 from mlhpc.history.store import put
 from mlhpc.history.tables import gate_lines
@@ -105,6 +106,13 @@ def test_the_number_of_further_runs_decides() -> None:
         return bool(middle + half < np.log(1.05) or middle - half > np.log(1.05))
 
     assert decided(test.further) and not decided(test.further - 1) and len(values) == 3
+
+
+def test_one_further_run_decides_where_many_would_not() -> None:
+    """By SciPy's t and Welch's formula, the upper end is 1.0510 now, 1.0456 with one further run (2.23 degrees of
+    freedom), 1.0595 with ten (1.34) and 1.0859 with a thousand (1.00)."""
+    test = one_test("time_to_train_s", (102.0, 103.0), (100.0, 101.0), {"time_to_train_s": 0.05})
+    assert (test.verdict, test.further) == ("undecided", 1)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,31 @@ def test_a_comparison_shows_mean_joules_by_what_was_measured(tmp_path: Path, cap
     assert content["node"] is None and "processors" not in content
 
 
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_concurrent_instances_have_energies_only_on_nodes_of_their_own(tmp_path: Path, capsys, nodes) -> None:
+    """Twelve instances, four at a time, each recording 1 MJ of its node: on nodes of their own, a training took
+    1 MJ. On a single node, all twelve took 3 MJ, 250 kJ each; their records cannot tell that from 12 MJ."""
+    for n in range(12):
+
+        def log(lines, n=n):
+            key(lines, "seed").update(value=n)
+            for line in lines:
+                line["time_ms"] += n // 4 * 3_600_000
+
+        make_run(tmp_path / f"weak/run_{n}", log=log, env=lambda env, n=n: env["nodes"][0].update(
+            hostname=f"n{n % nodes}"), result=lambda result, n=n: result.update(seed=n, energy={
+                "node": figure(1e6, "Cray pm_counters")}))  # fmt: skip
+    own = {"node": 1e6} if nodes == 4 else {}
+    text, content = of_score(tmp_path / "weak"), of_json(capsys, "score", tmp_path / "weak")["sets"][0]
+    assert ("energy of a training, mean of the runs in the score: whole nodes 1 MJ" in text) == (nodes == 4)
+    assert ("energy of a training: not known, since concurrent runs on a node" in text) == (nodes == 1)
+    assert text.count("MJ") == (13 if nodes == 4 else 0)
+    assert content["energy_j"] == own and [run["energy_j"] for run in content["runs"]] == [own] * 12
+    (entry,) = of_json(capsys, "report", tmp_path / "weak")["sets"]
+    assert ({kind: joules["mean"] for kind, joules in entry["energy_j"].items()}) == own
+    assert any("energy of a training: not known" in note for note in entry["notes"]) == (nodes == 1)
+
+
 def test_a_comparison_without_figures_has_no_such_section(tmp_path: Path) -> None:
     page = Page(comparison_page(compare([ten_runs(tmp_path / "runs", lambda n: None)])))
     assert "accelerators, kJ" not in page.text

@@ -255,6 +255,19 @@ def test_pruned_results_do_not_count_but_are_listed(tmp_path: Path) -> None:
     assert score.runs[-1].dropped == "pruned"
 
 
+def test_without_a_description_the_scale_is_that_of_the_instances_that_ran_at_once(tmp_path: Path) -> None:
+    """Six instances of two nodes with four accelerators in three waves: 2 · 2 · 4 units, not 6 · 2 · 4."""
+
+    def made(number: int) -> Log:
+        lines = records("deepcam", seed=number)
+        for record in lines:
+            record["time_ms"] += number // 2 * 3_600_000
+        return log_of(tmp_path, lines, f"{number}")
+
+    score = score_weak([made(number) for number in range(6)], *known_rules("deepcam"))
+    assert (score.T, score.S, score.M) == (16, 8, 6)
+
+
 def test_too_few_instances_or_different_scales_have_no_score(tmp_path: Path) -> None:
     logs = [log_of(tmp_path, records("deepcam", seed=n), f"{n}") for n in range(4)]
     target, needed = known_rules("deepcam")
