@@ -196,14 +196,19 @@ def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> Non
 
 
 def energy_so_far(
-    nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
+    nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
-    """The energy so far, summed over ``nodes``, for each kind of counter with readings. ``elapsed_s``: seconds
-    since run_start, if known."""
+    """The energy so far, summed over ``nodes``, for each kind of counter with readings. ``note``: the event with
+    the energy of a run that has reached run_stop, which contains the same values as the result; empty before.
+    ``elapsed_s``: seconds since run_start, if known."""
     sums = {}
     everywhere = list(nodes)
-    machines = _machines(everywhere)
-    for kind in NAMES:
+    machines = max((own.nodes for readings in everywhere for own in readings.values()), default=0)
+    for kind, energy in energies_in(note).items():
+        if energy.joules is not None:
+            counted, partial = energy.nodes or 0, bool(energy.problems)
+            sums[kind] = EnergySoFar(energy.joules, None, counted, max(machines, counted), partial)
+    for kind in NAMES if not note else ():
         read = [readings[kind] for readings in everywhere if kind in readings]
         own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # also left out of the result
         of_nodes = max(machines, len(read))
@@ -218,27 +223,3 @@ def energy_so_far(
                 at_least=not current or len(own) < of_nodes or any(r.incomplete for r in own),
             )
     return sums
-
-
-def energy_at_the_end(
-    nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]
-) -> dict[str, EnergySoFar]:
-    """The energy of a run that has reached run_stop, from its ``note`` event, which contains the same values as
-    the result."""
-    machines = _machines(nodes)
-    return {
-        kind: EnergySoFar(
-            energy.joules,
-            None,
-            nodes=energy.nodes or 0,
-            of_nodes=max(machines, energy.nodes or 0),
-            at_least=bool(energy.problems),
-        )
-        for kind, energy in energies_in(note).items()
-        if energy.joules is not None
-    }
-
-
-def _machines(nodes: Iterable[Mapping[str, Readings]]) -> int:
-    """Number of nodes of the run, as stated in the readings of any node; 0 if unknown."""
-    return max((own.nodes for readings in nodes for own in readings.values()), default=0)

@@ -69,6 +69,11 @@ class Phases:
         return whole / len(self.epochs) if self.epochs else None
 
     @property
+    def steady_epoch_s(self) -> float | None:
+        """Mean seconds of an epoch with its evaluation, without the first epoch's excess."""
+        return (self.training + self.evaluation) / len(self.epochs) if self.epochs else None
+
+    @property
     def train_rate(self) -> float | None:
         """Training samples per second over all epochs of known size, excluding the time of evaluations."""
         counted = [e for e in self.epochs if e.samples is not None]

@@ -21,7 +21,7 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import parse_json, printable, read_text
 from mlhpc.common.timing.event_files import PER_FOLDER, rank_of
 from mlhpc.errors import UserError
-from mlhpc.record.energy import EnergySoFar, Readings, energy_at_the_end, energy_so_far, take_reading
+from mlhpc.record.energy import EnergySoFar, Readings, energy_so_far, take_reading
 from mlhpc.record.events import is_event
 
 Event = dict[str, Any]
@@ -287,9 +287,7 @@ class Follower:
 
     def _used(self, elapsed_s: float | None) -> dict[str, EnergySoFar]:
         nodes = [rank.energy for rank in self._ranks.values() if rank.energy]
-        if self._energy:
-            return energy_at_the_end(nodes, self._energy)
-        return energy_so_far(nodes, elapsed_s, self._status == "running")
+        return energy_so_far(nodes, self._energy, elapsed_s, self._status == "running")
 
     def _rate(self, own: list[Event]) -> float | None:
         """Samples/s in the last epoch with a known number of samples; during the first epoch, samples so far over

@@ -26,10 +26,8 @@ _Found = tuple[dict[str, Read], tuple[str, ...], list[Read], Callable[[], Usage]
 """Counters by name, the devices' identities, readers of their power limits, and a reader of their usage."""
 
 
-def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
-    """The counters of this node's accelerators. ``vendor``: their vendor (default: detected by the vendors'
-    tools)."""
-    vendor = vendor or vendor_here()
+def accelerator_counters(vendor: Vendor | None, root: Path = Path("/")) -> Counters:
+    """The counters of this node's accelerators, which are from ``vendor``; without one, there are none."""
     if vendor == "nvidia":
         return _library("NVML", "pynvml", install("nvidia"), _nvidia)
     if vendor == "amd":
@@ -40,8 +38,7 @@ def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -
 def vendor_here() -> Vendor | None:
     """The vendor of this node's accelerators, according to the vendors' tools, some of which take a second; None
     if they are hidden from this process."""
-    there = accelerators.usable()
-    return there[0].vendor if there else None
+    return next((each.vendor for each in accelerators.usable()), None)
 
 
 def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _Found]) -> Counters:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
-from mlhpc.quantities import count, duration_text, si_text
+from mlhpc.quantities import count, duration_text, joules_text
 
 Measured = Literal["accelerators", "processors", "node"]
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
@@ -121,12 +121,11 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
     tried = {name: reading(read) for name, read in reads.items()}
     readable = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
     silent = {name: why for name, why in tried.items() if isinstance(why, str)}
+    problems = tuple(f"{name} has no counter ({why})" for name, why in silent.items())
     if not readable:
-        reasons = list(dict.fromkeys(silent.values()))
-        return Counters(measured, source, problems=(without + (f" ({reasons[0]})" if reasons else ""),))
-    return Counters(
-        measured, source, readable, tuple(f"{name} has no counter ({why})" for name, why in silent.items())
-    )
+        reason = next((f" ({why})" for why in silent.values()), "")
+        problems = (without + reason,)
+    return Counters(measured, source, readable, problems)
 
 
 def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -150,8 +149,7 @@ class Sum:
 
     def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters, self._clock = counters, clock
-        self._last: dict[str, Reading] = {}
-        self._at: dict[str, float] = {}
+        self._last: dict[str, tuple[Reading, float]] = {}  # each counter's last reading, and when it was read
         self._used: dict[str, float] = {}
         self._lost: dict[str, str] = {}  # counters whose sum is unknown, and why
         self._failed: dict[str, str] = {}  # counters whose last reading failed, and why
@@ -166,8 +164,9 @@ class Sum:
             self.counters.usage()  # the first of the two readings that a rate needs
         self._started = self._read_at = self._clock()
         for name, read in self.counters.reads.items():
-            self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0
-            if isinstance(first := self._last[name], str):
+            first = reading(read)
+            self._last[name], self._used[name] = (first, self._clock()), 0.0
+            if isinstance(first, str):
                 self._lost[name] = _unread(name, first)
 
     @property
@@ -189,29 +188,28 @@ class Sum:
         if self.counters.usage:
             self.usages.append(self.counters.usage())
         for name, read in self.counters.reads.items():
-            early, now, late = self._last[name], self._clock(), reading(read)
+            (early, then), now, late = self._last[name], self._clock(), reading(read)
             if isinstance(early, str):
                 continue
             if isinstance(late, str):
                 self._failed[name] = late
                 continue
             self._failed.pop(name, None)
-            self._used[name] += self._between(name, early, late, now)
-            self._last[name], self._at[name] = late, now
+            self._used[name] += self._between(name, early, late, now - then)
+            self._last[name] = late, now
 
-    def _between(self, name: str, early: float, late: float, now: float) -> float:
-        wrap, gap = self.counters.wraps.get(name), now - self._at[name]
+    def _between(self, name: str, early: float, late: float, gap: float) -> float:
+        wrap = self.counters.wraps.get(name)
         if wrap is None:
             if late < early:
-                self._lost[name] = (
-                    f"{name} was reset: it went from {si_text(early, 'J', 4)} to {si_text(late, 'J', 4)}"
-                )
+                went = f"it went from {joules_text(early)} to {joules_text(late)}"
+                self._lost[name] = f"{name} was reset: {went}"
             return late - early
         used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
         if most > wrap:
             self._lost[name] = f"{name} may have wrapped unnoticed: it was not read for {duration_text(gap)}"
         elif used > most:
-            self._lost[name] = f"{name} counted {si_text(used, 'J', 4)} in {duration_text(gap)}: it was reset"
+            self._lost[name] = f"{name} counted {joules_text(used)} in {duration_text(gap)}: it was reset"
         return used
 
     def spent(self, host: str) -> Spent:

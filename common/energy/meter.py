@@ -23,6 +23,7 @@ from mlhpc.common.energy.slurm import SlurmNodes, counts_nodes, plugin
 from mlhpc.common.energy.sysfs import cray, rapl
 from mlhpc.common.host.accelerators import Vendor
 from mlhpc.common.ranks.world import World
+from mlhpc.errors import few
 from mlhpc.quantities import count, seconds_text
 
 EVERY_S = 0.9
@@ -34,15 +35,11 @@ Record = Callable[[str, float, bool], None]
 """Called with the kind of counter, its joules, and whether all counters of the node are included."""
 
 
-def counters_of_node(
-    accelerators: bool, root: Path = Path("/"), vendor: Vendor | None = None
-) -> list[Counters]:
-    """The counters of each kind that this node has, or should have. ``accelerators``: whether to look for counters
-    of accelerators; ``vendor``: their vendor (default: detected by the vendors' tools)."""
-    kinds = []
-    if accelerators:
-        own = accelerator_counters(vendor, root)
-        kinds.append(_either(own, cray("accelerators", root)) if own.problems else own)
+def counters_of_node(vendor: Vendor | None, root: Path = Path("/")) -> list[Counters]:
+    """The counters of each kind that this node has, or should have. ``vendor``: that of its accelerators; None if
+    they are not counted."""
+    own = accelerator_counters(vendor, root)
+    kinds = [_either(own, cray("accelerators", root)) if own.problems else own]
     kinds += [_either(rapl(root), cray("processors", root)), cray("node", root)]
     return [counters for counters in kinds if counters.reads or counters.problems]
 
@@ -56,19 +53,15 @@ def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter
     whatever the launcher considers a node."""
     # If all eight ranks of a node started the vendor's tool at once, it would take seconds.
     vendor = vendor_here() if accelerators and world.local_rank == 0 else None
-    machines_and_vendors = world.gather((_machine(root), vendor))
-    machine = machines_and_vendors[world.rank][0]
-    vendor_of_machine = next((v for where, v in machines_and_vendors if v and where == machine), None)
-    kinds = counters_of_node(vendor_of_machine is not None, root, vendor_of_machine)
+    machine = _machine(root)
+    vendors = {where: found for where, found in world.gather((machine, vendor)) if found}
+    kinds = counters_of_node(vendors.get(machine), root)
     own = next((each.devices for each in kinds if each.measured == "accelerators"), ())
     ranks = world.gather((machine, own))
     machines = [machine for machine, _ in ranks]
     reads = machines.index(machine) == world.rank
-    if reads:
-        on_machine = {device for where, devices in ranks if where == machine for device in devices}
-        kinds = _with_hidden(kinds, set(own), on_machine)
-    else:
-        kinds = []
+    on_machine = {device for where, devices in ranks if where == machine for device in devices}
+    kinds = _with_hidden(kinds, set(own), on_machine) if reads else []
     uncounted = reads and not any(counters.measured == "node" for counters in kinds)
     names = world.gather(os.environ.get("SLURMD_NODENAME") if uncounted else None)
     slurm = None
@@ -164,7 +157,7 @@ class Meter:
                 self._tell(each)
         spent += [self._slurm.spent()] if self._slurm else []
         energy = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self.nodes)
-        return energy, [line for line in map(_warning, energy, energy.values()) if line]
+        return energy, [_warning(kind, figure) for kind, figure in energy.items() if figure["problems"]]
 
     def _run(self) -> None:
         while not self._halted.wait(self._every_s):
@@ -208,11 +201,7 @@ def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, A
 
 
 def _warning(measured: Measured, figure: Mapping[str, Any]) -> str:
-    problems, counters = figure["problems"], figure["counters"]
-    if not problems:
-        return ""
-    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     what = f"no energy figure for the {NAMES[measured]}"
-    if counters:
+    if counters := figure["counters"]:
         what = f"the energy figure for the {NAMES[measured]} covers only {count(counters, 'counter')}"
-    return f"{what}: {'; '.join(problems[:3])}{more}"
+    return f"{what}: {few(figure['problems'], 3, '; ')}"

@@ -68,15 +68,10 @@ class SlurmNodes:
         if after is None:
             problem = "scontrol cannot print the nodes' energy (its --json requires Slurm 23.02)"
             return Spent("node", self._source, 0.0, 0, 0, [problem], "")
-        joules: list[float] = []
-        problems: list[tuple[str, list[str]]] = []
-        for name in self._names:
-            used = self._used(self._before.get(name), after.get(name), stopped)
-            if isinstance(used, str):
-                problems.append((name, [used]))
-            else:
-                joules.append(used)
-        return Spent("node", self._source, sum(joules), len(joules), len(joules), named_once(problems), "", 2,
+        used = {name: self._used(self._before.get(name), after.get(name), stopped) for name in self._names}
+        joules = [counted for counted in used.values() if not isinstance(counted, str)]
+        problems = named_once((name, [why]) for name, why in used.items() if isinstance(why, str))
+        return Spent("node", self._source, sum(joules), len(joules), len(joules), problems, "", 2,
                      stopped - self._started)  # fmt: skip
 
     def _used(self, first: Sample | None, last: Sample | None, stopped: float) -> float | str:

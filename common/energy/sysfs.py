@@ -32,9 +32,8 @@ def rapl(root: Path = Path("/")) -> Counters:
         return Counters("processors", "RAPL, packages", problems=(problem,))
     if not zones:
         return Counters("processors")
-    source = (
-        "RAPL, packages and memory" if any(name.startswith("dram") for name in zones) else "RAPL, packages"
-    )
+    has_memory = any(name.startswith("dram") for name in zones)
+    source = "RAPL, packages" + " and memory" * has_memory
     if any(_is_denied(folder / "energy_uj") for folder in zones.values()):
         problem = "readable only by root; run chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
         return Counters("processors", source, problems=(problem,))
@@ -70,19 +69,15 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
 
 def _is_amd(root: Path) -> bool:
     """Return whether the processors are made by AMD, or by Hygon to the same design."""
-    return (
-        re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", text(root / "proc/cpuinfo"), re.M)
-        is not None
-    )
+    processors = text(root / "proc/cpuinfo")
+    return bool(re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", processors, re.M))
 
 
 def _is_denied(path: Path) -> bool:
     try:
         path.read_text()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return False
 
 

@@ -85,11 +85,8 @@ class Table:
     @property
     def csv_link(self) -> Markup:
         """A link that saves the table as a CSV file."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow([spreadsheet(printable(title)) for title in self.head])
-        writer.writerows([spreadsheet(cell.raw) for cell in row] for row in self.rows)
-        return _link("text/csv", text.getvalue())
+        head = [printable(title) for title in self.head]
+        return _link("text/csv", csv_text(head, ([cell.raw for cell in row] for row in self.rows)))
 
 
 Columns = Mapping[str, Callable[[Item], Cell | str]]
@@ -116,9 +113,14 @@ def _link(kind: str, text: str) -> Markup:
     return Markup(f"data:{kind};charset=utf-8,") + Markup(text.translate(_ESCAPED))
 
 
-def spreadsheet(value: Any) -> Any:
-    """``value``, with a leading apostrophe if it is text that a spreadsheet would interpret as a formula
-    (CWE-1236)."""
+def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table as CSV; text that a spreadsheet would interpret as a formula has a leading apostrophe."""
+    text = io.StringIO()
+    csv.writer(text).writerows(map(_spreadsheet, row) for row in (head, *rows))
+    return text.getvalue()
+
+
+def _spreadsheet(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 

@@ -111,14 +111,11 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _print_csv(rows: Sequence[str]) -> None:
-    import csv
-
-    from mlhpc.common.pages.blocks import spreadsheet
+    from mlhpc.common.pages.blocks import csv_text
 
     records: list[dict[str, Any]] = [json.loads(row) for row in rows]
-    writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for each in records for key in each)))
-    writer.writeheader()
-    writer.writerows({key: spreadsheet(value) for key, value in each.items()} for each in records)
+    head = list(dict.fromkeys(key for each in records for key in each))
+    sys.stdout.write(csv_text(head, ([each.get(key) for key in head] for each in records)))
 
 
 def _withdraw(options: argparse.Namespace) -> int:
@@ -160,16 +157,20 @@ def _compact(options: argparse.Namespace) -> int:
 def _gate(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from mlhpc.history import gating
+    from mlhpc.history.gate import gate
+    from mlhpc.history.gating import baseline_of, measured, rules_of, tolerance_of
+    from mlhpc.history.health import health
+    from mlhpc.history.index import opened
 
-    store = _store(options)
-    if options.nodes:
-        result = gating.gate_nodes(store, gating.tolerance_of(options.tolerance))
-    elif options.runs and options.baseline:
-        rules = gating.rules_of(options.rules, options.tolerance)
-        result = gating.gate_runs(store, options.runs, options.baseline, rules, options.system)
-    else:
-        raise UserError("nothing to compare; pass runs and --baseline, or --nodes")
+    with opened(_store(options)) as index:
+        if options.nodes:
+            result = health(index.measured(["kind=node"]), tolerance_of(options.tolerance))
+        elif options.runs and options.baseline:
+            rules = rules_of(options.rules, options.tolerance)
+            new = [pair for text in options.runs for pair in measured(index, text, options.system)]
+            result = gate(new, baseline_of(index, options.baseline, new), rules)
+        else:
+            raise UserError("nothing to compare; pass runs and --baseline, or --nodes")
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:

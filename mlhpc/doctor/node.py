@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data import manifest
+from mlhpc.common.energy.accelerators import vendor_here
 from mlhpc.common.energy.meter import counters_of_node
 from mlhpc.common.energy.slurm import plugin
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of, nearest_existing
@@ -102,7 +103,7 @@ def _energy() -> list[dict[str, Any]]:
             "counters": len(c.reads),
             "problem": "; ".join(c.problems),
         }
-        for c in counters_of_node(accelerators=True)
+        for c in counters_of_node(vendor_here())
     ]
 
 

@@ -16,19 +16,15 @@ from typing import Any, Literal
 from mlhpc.common.energy.counters import shared_kind
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
-from mlhpc.history.rows import TO_TARGET
+from mlhpc.history.rows import BY_KIND, TO_TARGET
 from mlhpc.quantities import count
 from mlhpc.record.breakdown import PARTS
 
-METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
-           "joules", "joules_per_sample")  # fmt: skip
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
          "storage.local_write", "network.bandwidth")  # fmt: skip
 """Rates of a node that are measured. Sizes of memories and disks are not among them."""
 HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
-BY_KIND = ("joules", "joules_per_sample")
-"""Metrics with a value for each kind of counter."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Metrics tested in every gate. Epochs to target and seconds per epoch are tested separately, since they change
 for different reasons."""
@@ -39,6 +35,8 @@ MOST_RUNS = 1000
 Verdict = Literal["pass", "slower", "undecided"]
 STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
 """Exit status of each verdict, ordered from best to worst."""
+badness = list(STATUS).index
+"""The position of a verdict in the order of verdicts from best to worst, as a sorting key."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
 """A row of the index, and the measurements of its runs."""
 Rules = Mapping[str, float]
@@ -84,18 +82,12 @@ class Gate:
         return STATUS[max(verdicts, key=badness, default="pass")]
 
 
-def badness(verdict: Verdict) -> int:
-    """The position of ``verdict`` in the order of verdicts from best to worst, as a sorting key."""
-    return list(STATUS).index(verdict)
-
-
 def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) -> Gate:
     """Test ``new`` against ``baseline``. Raises UserError if either group of runs is empty, or if the two cannot
     be compared."""
     require_comparable(new, baseline)
-    shown = dict.fromkeys((*TESTED, *rules))
-    figures = {metric: _figures(metric, new, baseline) for metric in shown}
-    tests = [tested(metric, *pair, rules=rules) for metric, pair in figures.items()]
+    metrics = dict.fromkeys((*TESTED, *rules))
+    tests = [tested(metric, *_figures(metric, new, baseline), rules=rules) for metric in metrics]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -145,27 +137,36 @@ def _figures(metric: str, new: Sequence[Measured], baseline: Sequence[Measured])
 def tested(metric: str, new: Values, baseline: Values, rules: Rules, *, plan: bool = True) -> Test:
     """The test of one metric. The verdict is "slower" if the whole interval is above 1 + tolerance, and "pass" if
     the whole interval is below. ``plan``: whether to estimate how many further runs a verdict needs."""
-    allowed, counts = rules.get(metric, next(iter(rules.values()))), metric in rules
+    allowed = rules.get(metric, next(iter(rules.values())))
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
-    if ratio and ratio[1] <= ratio[0] <= ratio[2]:
-        if ratio[2] < 1 + allowed:
-            return Test(metric, new, baseline, ratio, allowed, "pass", 0, counts)
-        if ratio[1] > 1 + allowed:
-            return Test(metric, new, baseline, ratio, allowed, "slower", 0, counts)
-    further = _further(*worse, allowed, new is worse[0]) if plan else None
-    return Test(metric, new, baseline, ratio, allowed, "undecided", further, counts)
+    verdict = _verdict(ratio, allowed)
+    further = 0
+    if verdict == "undecided":
+        further = _further(*worse, allowed, new is worse[0]) if plan else None
+    return Test(metric, new, baseline, ratio, allowed, verdict, further, metric in rules)
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
+def _verdict(ratio: Ratio | None, tolerance: float) -> Verdict:
+    if ratio and ratio[2] < 1 + tolerance:
+        return "pass"
+    return "slower" if ratio and ratio[1] > 1 + tolerance else "undecided"
+
+
+def ratio_interval(
+    above: Sequence[float], below: Sequence[float], more: tuple[int, int] = (0, 0)
+) -> Ratio | None:
     """The ratio of the geometric means of ``above`` and ``below`` (positive values), with the ends of its 95%
-    interval. None if either is empty; if each has only one value, the interval has no bounds."""
+    interval. None if either is empty; if each has only one value, the interval has no bounds. ``more``: numbers of
+    further values above and below to assume, with the same means and deviations."""
     if not above or not below:
         return None
     one, two = [[math.log(value) for value in values] for values in (above, below)]
     middle = statistics.fmean(one) - statistics.fmean(two)
-    half = _half_width(one, two, len(one), len(two))
-    return (math.exp(middle), math.exp(max(middle - half, -700.0)), math.exp(min(middle + half, 700.0)))
+    half = _half_width(one, two, *more)
+    ends = (min(max(end, -700.0), 700.0) for end in (middle, middle - half, middle + half))
+    ratio, low, high = map(math.exp, ends)
+    return ratio, low, high
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
@@ -176,37 +177,31 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float,
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
-def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> float:
-    """Half the width of the 95% interval for the difference of means (Welch–Satterthwaite) if there were ``n``
-    values with the deviation of ``one`` and ``m`` values with the deviation of ``two``."""
-    deviations = [statistics.variance(values) if len(values) > 1 else None for values in (one, two)]
-    known = [variance for variance in deviations if variance is not None]
-    if not known:
+def _half_width(one: Sequence[float], two: Sequence[float], more_one: int, more_two: int) -> float:
+    """Half the width of the 95% interval for the difference of means (Welch–Satterthwaite) if there were
+    ``more_one`` further values with the deviation of ``one`` and ``more_two`` with that of ``two``."""
+    variances = [statistics.variance(values) for values in (one, two) if len(values) > 1]
+    if not variances:
         return math.inf
-    first, second = (known[0] if variance is None else variance for variance in deviations)
-    error = first / n + second / m
-    if error == 0:
+    n, m = len(one) + more_one, len(two) + more_two
+    first, second = variances[0] / n, variances[-1] / m
+    if first + second == 0:
         return 0.0
-    if len(known) == 1:
-        freedom = float((len(one) if deviations[0] is not None else len(two)) - 1)
-    else:
-        freedom = error**2 / ((first / n) ** 2 / max(n - 1, 1) + (second / m) ** 2 / max(m - 1, 1))
-    return student(freedom) * math.sqrt(error)
+    freedom = float(max(len(one), len(two)) - 1)
+    if len(variances) == 2:
+        freedom = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
+    return student(freedom) * math.sqrt(first + second)
 
 
 def _further(above: Values, below: Values, tolerance: float, new_is_above: bool) -> int | None:
-    """The number of further new runs after which the interval would exclude 1 + ``tolerance`` if means and
-    deviations stayed the same; None if more than ``MOST_RUNS``."""
-    if not above or not below:
-        return None
-    one, two = [[math.log(value) for value in values] for values in (above, below)]
-    distance = abs(statistics.fmean(one) - statistics.fmean(two) - math.log1p(tolerance))
+    """The number of further new runs after which there would be a verdict if means and deviations stayed the same;
+    None if more than ``MOST_RUNS``."""
 
-    def enough(more: int) -> bool:
-        n, m = (len(one) + more, len(two)) if new_is_above else (len(one), len(two) + more)
-        return _half_width(one, two, n, m) < distance
+    def decided(more: int) -> bool:
+        ratio = ratio_interval(above, below, (more, 0) if new_is_above else (0, more))
+        return _verdict(ratio, tolerance) != "undecided"
 
-    further = 1 + bisect_left(range(1, MOST_RUNS + 1), True, key=enough)
+    further = 1 + bisect_left(range(1, MOST_RUNS + 1), True, key=decided)
     return further if further <= MOST_RUNS else None
 
 
@@ -227,20 +222,10 @@ def _part_means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
     """Differences between new runs and baseline that may explain a change, and the numbers of records without
     versions and of new runs that missed the target."""
-    keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
-            "global_batch_size", "mlhpc", "commit")  # fmt: skip
-    differing = {
-        key: [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
-        for key in keys
-    }
-    differing["counters of joules"] = [
-        {kind for _, runs in rows for run in runs for kind in run.get("joules") or ()}
-        for rows in (new, baseline)
-    ]
-    marks = []
-    for key, values in differing.items():
-        if all(values) and values[0] != values[1]:
-            shown = (few([each[:24] for each in sorted(value)], 2) for value in values)
+    marks, before = [], _stated(baseline)
+    for key, values in _stated(new).items():
+        if values and before[key] and values != before[key]:
+            shown = (few([each[:24] for each in sorted(group)], 2) for group in (values, before[key]))
             marks.append(f"{key}: {' against '.join(shown)}")
     if unstated := sum(not row["versions"] for row, _ in (*new, *baseline)):
         marks.append(f"{count(unstated, 'record')} without versions may not be comparable")
@@ -248,3 +233,12 @@ def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
     if missed := sum(not run.get("reached") for runs in of_targets for run in runs):
         marks.append(f"{count(missed, 'new run')} missed the target, so only their epoch times count")
     return marks
+
+
+def _stated(rows: Sequence[Measured]) -> dict[str, set[str]]:
+    """The values in ``rows`` of the keys that may explain a change."""
+    keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+            "global_batch_size", "mlhpc", "commit")  # fmt: skip
+    stated = {key: {str(row[key]) for row, _ in rows if row[key] is not None} for key in keys}
+    kinds = {kind for _, runs in rows for run in runs for kind in run.get("joules") or ()}
+    return {**stated, "counters of joules": kinds}

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.history.gate import EMULATED, METRICS, Gate, Measured, Rules, gate
-from mlhpc.history.health import health
-from mlhpc.history.index import Index, conditions, opened
+from mlhpc.history.gate import EMULATED, Measured
+from mlhpc.history.index import Index, conditions
+from mlhpc.history.rows import MEANS
 from mlhpc.quantities import parse_quantity
 
 SAME = ("kind", "benchmark", "preset", "system")
@@ -36,30 +36,15 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
 
     _, content = read_toml(path, "pass a TOML file of rules")
     try:
-        tables = content["rule"]
-        rules = {table["metric"]: tolerance_of(table.get("tolerance", tolerance)) for table in tables}
+        rules = {each["metric"]: tolerance_of(each.get("tolerance", tolerance)) for each in content["rule"]}
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: expected [[rule]] tables with metric and tolerance") from None
-    for metric in rules:
-        if metric not in METRICS:
-            raise UserError(f"{path}: no metric {metric!r}; {did_you_mean(str(metric), METRICS)}")
+        rules = {}
     if not rules:
         raise UserError(f"{path} has no rules; add [[rule]] tables with metric and tolerance")
+    for metric in rules:
+        if metric not in MEANS:
+            raise UserError(f"{path}: no metric {metric!r}; {did_you_mean(str(metric), MEANS)}")
     return rules
-
-
-def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Rules, system: str | None) -> Gate:
-    """Test the runs ``new``, each a folder (of a run on ``system``) or a selection, against the selection
-    ``baseline``. Raises UserError if the runs cannot be read or compared."""
-    with opened(store) as index:
-        chosen = [pair for text in new for pair in _measured(index, text, system)]
-        return gate(chosen, baseline_of(index, baseline, chosen), rules)
-
-
-def gate_nodes(store: Path, tolerance: float) -> Gate:
-    """The verdict on each node in ``store``. Raises UserError if no node has been measured."""
-    with opened(store) as index:
-        return health(index.measured(["kind=node"]), tolerance)
 
 
 def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[Measured]:
@@ -87,7 +72,7 @@ def _identity(measured: Measured) -> tuple[object, ...]:
     return row["when"] or row["name"], row["settings"], own
 
 
-def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
+def measured(index: Index, text: str, system: str | None) -> list[Measured]:
     """The runs that ``text`` names: a folder, whose runs need not be in the store, or a selection. Raises
     UserError for a missing folder or an invalid selection."""
     path = Path(text)
@@ -99,6 +84,5 @@ def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
     from mlhpc.history.rows import row_of
     from mlhpc.history.store import digest
 
-    records = [record for record in all_records(path, system) if record.kind != "campaign"]
-    rows = (row_of(digest(record.canonical()), record) for record in records)
-    return [(row, [run.model_dump() for run in each.runs]) for row, each in zip(rows, records, strict=True)]
+    records = (record for record in all_records(path, system) if record.kind != "campaign")
+    return [(row_of(digest(one.canonical()), one), [run.model_dump() for run in one.runs]) for one in records]

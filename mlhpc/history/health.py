@@ -20,9 +20,8 @@ def health(rows: Sequence[Measured], tolerance: float) -> Gate:
     found: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
     for row, _ in rows:
         for figure in RATES:
-            value = row.get(figure)
-            if row["kind"] == "node" and isinstance(value, int | float) and value > 0:
-                found[str(row["machine"]), figure].append((row["when"] or "", str(row["node"]), float(value)))
+            if (value := row.get(figure) or 0.0) > 0:
+                found[str(row["machine"]), figure].append((row["when"] or "", str(row["node"]), value))
     if not found:
         raise UserError(
             "this store has no nodes; add files written by mlhpc doctor --calibrate --out FILE.toml"

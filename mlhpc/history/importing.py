@@ -64,22 +64,19 @@ def mllog_sets(path: Path, system: str | None) -> Iterator[HistoryRecord]:
 def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str | None) -> HistoryRecord:
     from mlhpc.submission.report.entry import OVER_CONVERGED, OVER_SCORED
 
-    reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
-    runs = []
-    for run in entry.of_all.whole_runs:
-        parts, epochs = run.phases, len(run.phases.epochs)
-        runs.append(
-            RunFigures(
-                time_to_train_s=parts.total,
-                time_to_train_without_staging_s=parts.total - parts.staging,
-                epochs=run.epochs or None,
-                epoch_s=(parts.training + parts.evaluation) / epochs if epochs else None,
-                samples_per_s=parts.train_rate,
-                parts_s=parts.parts(),
-                joules=whole_joules(run.energy),
-                reached=reached,
-            )
+    runs = (
+        RunFigures(
+            time_to_train_s=run.phases.total,
+            time_to_train_without_staging_s=run.phases.total - run.phases.staging,
+            epochs=run.epochs or None,
+            epoch_s=run.phases.steady_epoch_s,
+            samples_per_s=run.phases.train_rate,
+            parts_s=run.phases.parts(),
+            joules=whole_joules(run.energy),
+            reached=entry.over in (OVER_SCORED, OVER_CONVERGED),
         )
+        for run in entry.of_all.whole_runs
+    )
     score = entry.score.minutes if entry.score else None
     return HistoryRecord(
         kind="result set",

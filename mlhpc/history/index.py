@@ -85,11 +85,10 @@ class Index:
                 last = int(value)
                 continue
             left = "name" if key == "name" else f"json_extract(body, '$.\"{key}\"')"
-            if key == "name" or (isinstance(value, str) and sign in ("=", "!=")):
+            if key in TEXTS:
                 sign = {"=": "GLOB", "!=": "NOT GLOB"}.get(sign, sign)
-                value = f"{value}*" if key == "name" else value
             conditions.append(f"{left} {sign} ?")
-            values.append(value)
+            values.append(f"{value}*" if key == "name" else value)
         query = f"SELECT {columns} FROM records WHERE {' AND '.join(conditions)}"
         return self.db.execute(f"{query} ORDER BY at DESC, name LIMIT ?", [*values, last]).fetchall()[::-1]
 
@@ -160,10 +159,9 @@ def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
 
 
 def _size(path: Path) -> int:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_size
-    except OSError:
-        return -1
+    return -1
 
 
 def _loaded(path: Path) -> sqlite3.Connection:

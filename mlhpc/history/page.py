@@ -120,7 +120,9 @@ def _sections(line: Line, notes: Sequence[Row], store: Path) -> Iterator[Section
     yield Section(line.title, about, (Grid((_times(line, notes), _rates(line)), 1), _alarm_table(line)))
     pairs = {(alarm.last_good["name"], alarm.first_bad["name"]): alarm for alarm in line.alarms}
     details = [_details(alarm, store) for alarm in pairs.values()]
-    tables = Details("Annotations", (_notes_table(notes),)), Details("Runs", (_runs_table(line),))
+    columns = {"when": lambda note: note["when"], "annotation": lambda note: note["text"]}
+    annotations = table("annotations", notes, columns, text_columns=2)
+    tables = Details("Annotations", (annotations,)), Details("Runs", (_runs_table(line),))
     about = "Between the last run before each change and the first one after it; then all records."
     yield Section(f"{line.title}: records", about, (*details, *tables))
 
@@ -228,11 +230,6 @@ def _run_of(store: Path, name: str) -> RunDirectory:
     config = read("config", lambda settings: loads(tomli_w.dumps(settings)))
     environment = read("environment", Environment.model_validate) or Environment()
     return RunDirectory(Path(name[:12]), None, read("result", Result.model_validate), config, environment, ())
-
-
-def _notes_table(notes: Sequence[Row]) -> Table:
-    columns = {"when": lambda note: note["when"], "annotation": lambda note: note["text"]}
-    return table("annotations", notes, columns, text_columns=2)
 
 
 def _runs_table(line: Line) -> Table:

@@ -82,7 +82,7 @@ def _read(file: Path, reader: Callable[[Path], T]) -> T:
     try:
         return reader(file)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {printable(str(error))}") from None
+        raise UserError(f"{file} cannot be read: {printable(str(error))[:300]}") from None
 
 
 def same(source: object, *keys: str) -> dict[str, Any]:
@@ -125,12 +125,9 @@ def run_figures(result: Result) -> RunFigures:
         time_to_train_without_staging_s=result.time_to_train_without_staging_s if sane else None,
         epochs=epochs or None,
         epoch_s=trained / epochs if epochs and trained > 0 else None,
-        samples_per_s=result.samples_per_s,
         parts_s=known,
-        joules=result.joules,
-        joules_per_sample=result.joules_per_sample,
         reached=result.status == "success",
-        seed=result.seed,
+        **same(result, "samples_per_s", "joules", "joules_per_sample", "seed"),
     )
 
 
@@ -168,10 +165,7 @@ def _io_record(path: Path, content: dict[str, Any], system: str | None) -> Histo
     """The record of an I/O emulation."""
     from mlhpc.iobench.report.record import Result as Emulated
 
-    try:
-        result = Emulated.model_validate(content)
-    except ValueError as error:
-        raise UserError(f"{path / 'result.json'}: {printable(str(error))[:300]}") from None
+    result = _read(path / "result.json", lambda file: Emulated.model_validate(content))
     hosts = [rank.host for rank in result.rank_results]
     figures = {"au_percent": result.au_percent, "bytes_per_s": result.reading.bandwidth}
     return HistoryRecord(
@@ -189,10 +183,7 @@ def _io_record(path: Path, content: dict[str, Any], system: str | None) -> Histo
 def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     """The records of the output of ``mlhpc profile --json`` or ``mlhpc predict --json``. Raises UserError if the
     file contains neither."""
-    try:
-        value = parse_json(read_text(path, flags=os.O_NOFOLLOW))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is neither a folder nor JSON ({printable(str(error))[:80]})") from None
+    value = _read(path, lambda file: parse_json(read_text(file, flags=os.O_NOFOLLOW)))
     for each in value if isinstance(value, list) else [value]:
         if not isinstance(each, dict) or not {"benchmark", "step_s"} <= each.keys():
             raise UserError(f"{path}: not --json output of mlhpc profile or mlhpc predict")

@@ -45,8 +45,9 @@ def put(store: Path, record: "HistoryRecord") -> tuple[str, bool]:
         if not store.is_dir():
             store.mkdir(parents=True, exist_ok=True)
             _sync(store.parent)
-        if _intact(path):
-            return name, False
+        with contextlib.suppress(OSError):
+            if digest(path.read_bytes()) == name:  # otherwise copying the store was interrupted
+                return name, False
         _write(path, data)
     return name, True
 
@@ -64,14 +65,6 @@ def _sync(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _intact(path: Path) -> bool:
-    """Return whether the record exists and is complete; it is incomplete if copying the store was interrupted."""
-    try:
-        return digest(path.read_bytes()) == path.stem
-    except OSError:
-        return False
 
 
 def files(store: Path) -> set[str]:

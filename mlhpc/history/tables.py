@@ -7,7 +7,8 @@ from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, Columns, number, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.history.gate import BY_KIND, Gate, Ratio, Test
+from mlhpc.history.gate import Gate, Ratio, Test
+from mlhpc.history.rows import BY_KIND
 from mlhpc.quantities import count, digits, duration_text
 
 Row = dict[str, Any]

@@ -1,6 +1,5 @@
 """``mlhpc export`` writes a run's epochs and facts for other tools: CSV, TensorBoard, MLflow."""
 
-import csv
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 
 from mlhpc.benchmarks.load import dotted
 from mlhpc.common.files.filesystem import as_user_error, require_new
-from mlhpc.common.pages.blocks import spreadsheet
+from mlhpc.common.pages.blocks import csv_text
 from mlhpc.errors import UserError, install
 from mlhpc.record.energy import in_order
 from mlhpc.record.result import Result
@@ -88,13 +87,10 @@ def _energy(result: Result) -> dict[str, float | None]:
 def _csv(run: RunDirectory, result: Result, out: Path) -> None:
     rows = metrics_of(result)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with (out / "epochs.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(map(spreadsheet, names))
-        writer.writerows([spreadsheet(row.get(name, "")) for name in names] for row in rows)
+    epochs = csv_text(names, ([row.get(name, "") for name in names] for row in rows))
+    (out / "epochs.csv").write_text(epochs, "utf-8", newline="")
     facts = {**_facts(result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
-    with (out / "run.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(map(spreadsheet, row) for row in [("key", "value"), *facts.items()])
+    (out / "run.csv").write_text(csv_text(("key", "value"), facts.items()), "utf-8", newline="")
 
 
 def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:

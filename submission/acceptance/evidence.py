@@ -8,13 +8,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 from mlhpc.common.files.checksum import sha256
-from mlhpc.common.files.filesystem import as_user_error, require_new
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import finite, printable, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.acceptance.judge import Acceptance, judge
 from mlhpc.submission.acceptance.tender import read
 from mlhpc.submission.check.check import check_sets
-from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, unpack, write_archive
+from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, move, unpack, write_archive
 
 KEPT = frozenset({".txt", ".log", ".json", ".jsonl", ".toml"})
 """Suffixes of result files that count as evidence; checkpoints, pages and data are left out."""
@@ -51,9 +51,7 @@ def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptanc
         (tree / FIGURES).write_text(_text(accepted), "utf-8")
         archive = write_archive(part, name)
         digest = sha256(part / f"{name}{CHECKSUMS}")
-        for made in (archive, part / f"{name}{CHECKSUMS}"):
-            require_new(out / made.name)
-            made.rename(out / made.name)
+        move(part, out, archive.name, f"{name}{CHECKSUMS}")
     return accepted, out / archive.name, digest
 
 

@@ -147,10 +147,9 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
             times["measured"] = _measured(machine, run, nodes, checked, root)
         except UserError as error:
             problems.append(str(error))
+    factor = job.capability * tender.system.nodes / tender.reference_nodes
     improvements = {
-        column: job.capability
-        * (reference.nodes / time.nodes * tender.system.nodes / tender.reference_nodes)
-        * (reference.seconds / time.seconds)
+        column: factor * (reference.nodes / time.nodes) * (reference.seconds / time.seconds)
         for column, time in times.items()
         if reference
     }

@@ -121,8 +121,7 @@ def read(path: Path) -> tuple[Tender, Machine]:
         key = ".".join(map(str, problem["loc"]))
         said = first_problem(error)
         if problem["type"] == "extra_forbidden":
-            tables_at: dict[int, type[_Table]] = {1: Tender, 2: System}
-            table = tables_at.get(len(problem["loc"]), Job)
+            table = (Tender, System, Job)[len(problem["loc"]) - 1]
             said = f"unknown key {key!r}; {did_you_mean(str(problem['loc'][-1]), table.model_fields)}"
         raise UserError(f"{at_line(path, text, key)}: {said}") from None
     for name, job in tender.jobs.items():

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from mlhpc.common.files.checksum import sha256
-from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.errors import UserError, shown
 from mlhpc.quantities import binary_text, count
 
@@ -53,6 +53,15 @@ def aside(out: Path) -> Iterator[Path]:
         for folder in created:
             if not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def move(part: Path, out: Path, *names: str) -> None:
+    """Move the files and folders ``names`` from ``part`` to ``out`` when they are complete. Raises UserError if
+    ``out`` already contains one of them."""
+    for name in names:
+        require_new(out / name)
+    for name in names:
+        (part / name).rename(out / name)
 
 
 def write_archive(part: Path, org: str) -> Path:
@@ -96,11 +105,7 @@ def unpack(archive: Path, to: Path) -> Path:
                     org = _extract(tar, archive, part)
                 while bounded.read(BLOCK):  # read to the end, where gzip stores its checksum
                     pass
-            for name in (org, f"{org}{CHECKSUMS}"):
-                if (to / name).exists():
-                    raise UserError(f"{to / name} already exists; choose another folder")
-            for name in (org, f"{org}{CHECKSUMS}"):
-                (part / name).rename(to / name)
+            move(part, to, org, f"{org}{CHECKSUMS}")
         except _DAMAGE as error:
             raise UserError(f"{archive} cannot be unpacked: {error}; obtain it again") from None
     return to / org

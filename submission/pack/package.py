@@ -30,7 +30,7 @@ from mlhpc.submission.check.check import check_set
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of
 from mlhpc.submission.findings import passes
 from mlhpc.submission.pack import implementation
-from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, write_archive
+from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, move, write_archive
 from mlhpc.submission.pack.leaks import leaks
 from mlhpc.submission.pack.pack_rules import (
     about_sources,
@@ -112,9 +112,7 @@ def pack(
         if not passes(findings) and not despite_errors:
             return Packed(None, None, findings, lines, rules)
         archive = write_archive(part, org)
-        tree.rename(out / org)
-        for beside in (archive, part / f"{org}{CHECKSUMS}"):
-            beside.replace(out / beside.name)
+        move(part, out, org, archive.name, f"{org}{CHECKSUMS}")
     return Packed(out / org, out / archive.name, findings, lines, rules)
 
 

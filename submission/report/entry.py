@@ -182,7 +182,7 @@ class Entry:
     def steady_epoch_s(self) -> Spread | None:
         """T_epoch without the first epoch's excess: time of training and evaluation divided by the number of
         epochs."""
-        return spread(_steady(r.phases) for r in self.runs)
+        return spread(r.phases.steady_epoch_s for r in self.runs)
 
     @property
     def staging_s(self) -> Spread | None:
@@ -208,7 +208,7 @@ class Entry:
             (r.phases.staging + r.phases.first_epoch_excess) / steady
             if r.phases.first_epoch_excess is not None
             and r.phases.training > 0
-            and (steady := _steady(r.phases))
+            and (steady := r.phases.steady_epoch_s)
             else None
             for r in self.runs
         )
@@ -259,8 +259,3 @@ class Entry:
         """The epochs, and the seconds of an epoch, of staging with first-epoch excess, and of the rest."""
         staging = spread(r.phases.staging + (r.phases.first_epoch_excess or 0.0) for r in self.runs)
         return self.epochs, self.steady_epoch_s, staging, spread(r.phases.rest for r in self.runs)
-
-
-def _steady(phases: Phases) -> float | None:
-    """Seconds per epoch without the excess of the first epoch."""
-    return (phases.training + phases.evaluation) / len(phases.epochs) if phases.epochs else None

@@ -54,7 +54,7 @@ def test_each_kind_that_a_node_has_is_a_figure_of_its_own(tmp_path):
 
     (root / "sys/class/powercap/intel-rapl:0/constraint_0_power_limit_uw").write_text("280000000\n")
     (root / "sys/cray/pm_counters/power_cap").write_text("2000 W 1700000000000000 us\n")
-    note = recorded(tmp_path, *counters_of_node(False, root), during=during)
+    note = recorded(tmp_path, *counters_of_node(None, root), during=during)
     assert [0 < figure.pop("longest_gap_s") < 60 for figure in note.values()] == [True, True]
     assert note == {
         "processors": {"joules": 10.0, "source": "RAPL, packages and memory", "counters": 4, "nodes": 1,
@@ -66,7 +66,7 @@ def test_each_kind_that_a_node_has_is_a_figure_of_its_own(tmp_path):
 
 def test_what_was_counted_so_far_is_recorded_from_the_start_to_the_stop(tmp_path):
     root = powercap(tmp_path / "sys", SERVER)
-    recorded(tmp_path, *counters_of_node(False, root), during=lambda: count(root, "intel-rapl:0", 8_000_000))
+    recorded(tmp_path, *counters_of_node(None, root), during=lambda: count(root, "intel-rapl:0", 8_000_000))
     read = [event for event in events_of(tmp_path) if event["event"] == "energy"]
     assert [(event["name"], event["joules"]) for event in read] == [("processors", 0.0), ("processors", 7.0)]
 
@@ -95,7 +95,7 @@ def test_a_run_that_fails_leaves_no_thread(tmp_path):
     root = powercap(tmp_path / "sys", SERVER)
     with (
         pytest.raises(RuntimeError),
-        RunLog(tmp_path, Solo(), Meter(Solo(), counters_of_node(False, root))) as log,
+        RunLog(tmp_path, Solo(), Meter(Solo(), counters_of_node(None, root))) as log,
         log.span("run", sync=True),
     ):
         assert "energy" in [thread.name for thread in threading.enumerate()]
@@ -105,7 +105,7 @@ def test_a_run_that_fails_leaves_no_thread(tmp_path):
 
 
 def test_a_run_without_counters_has_no_such_record(tmp_path, capsys):
-    assert recorded(tmp_path, *counters_of_node(False, tmp_path)) is None
+    assert recorded(tmp_path, *counters_of_node(None, tmp_path)) is None
     assert capsys.readouterr().err == ""
 
 
@@ -142,7 +142,7 @@ def test_crays_counters_stand_in_for_those_that_cannot_be_read(tmp_path, monkeyp
     root = pm_counters(tmp_path, CRAY_EX)
     monkeypatch.setattr(accelerators, "installed", lambda: [accelerators.Accelerator("amd", "MI250X")])
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    by_kind = {counters.measured: counters for counters in counters_of_node(True, root)}
+    by_kind = {counters.measured: counters for counters in counters_of_node("amd", root)}
     assert {kind: counters.source for kind, counters in by_kind.items()} == {
         "accelerators": "Cray pm_counters",
         "processors": "Cray pm_counters: cpu, memory",
@@ -150,7 +150,7 @@ def test_crays_counters_stand_in_for_those_that_cannot_be_read(tmp_path, monkeyp
     }
     assert not any(counters.problems for counters in by_kind.values())
     powercap(root, SERVER)
-    assert "RAPL, packages and memory" in [counters.source for counters in counters_of_node(True, root)]
+    assert "RAPL, packages and memory" in [counters.source for counters in counters_of_node("amd", root)]
 
 
 def run_on(folder, nodes, local_size, root_of, machine_of=str):

@@ -210,7 +210,7 @@ def test_a_run_that_ends_before_its_clock_starts_leaves_no_thread(tmp_path):
                 raise Terminated("SIGTERM", 143)
 
     world = Waiting()
-    counters = counters_of_node(False, powercap(tmp_path / "sys", SERVER))
+    counters = counters_of_node(None, powercap(tmp_path / "sys", SERVER))
     with (
         pytest.raises(Terminated),
         RunLog(tmp_path, world, Meter(world, counters)) as log,
