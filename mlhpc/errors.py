@@ -45,6 +45,13 @@ class Terminated(BaseException):
         self.status = status
 
 
+def reason_of(error: BaseException) -> str:
+    """The reason that ``error`` gives for the end of a run, in one line."""
+    if isinstance(error, UserError | Terminated):
+        return str(error)
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+
+
 EXTRAS = {
     "submission": ("mlperf_logging", "scipy"),
     "pages": ("altair", "jinja2", "vl_convert"),

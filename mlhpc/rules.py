@@ -14,10 +14,10 @@ from mlhpc.benchmarks.load import definition_of, runs_of_a_score, toml_value
 from mlhpc.benchmarks.rule_context import default_ruleset
 from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
 from mlhpc.common.data import manifest
+from mlhpc.common.files import locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.terminal import print_table
-from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
 from mlhpc.record.hyperparameters import load_run
 from mlhpc.submission.check.rulesets import HPC
@@ -82,7 +82,7 @@ def violations(options: argparse.Namespace) -> list[Finding] | None:
         run,
         ruleset=ruleset,
         data_on=filesystem_of(data).type if data else None,
-        staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
+        staged_before=stage is not None and (stage / manifest.NAME).exists() and not locks.in_use(stage),
         facts=manifest.load(data).facts if data and has_manifest else None,
     )
     return list(findings(context))

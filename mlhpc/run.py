@@ -23,6 +23,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.energy.meter import meter_of
+from mlhpc.common.files import locks
 from mlhpc.common.files.checksum import sha256
 from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.host.accelerators import usable
@@ -35,7 +36,7 @@ from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.eviction import HOOK, Eviction, drop_by_hook, evict
 from mlhpc.common.staging.stage import remove, remove_after_abort
-from mlhpc.common.staging.target import in_use, require_own
+from mlhpc.common.staging.target import require_own
 from mlhpc.common.timing.event_files import event_files
 from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
@@ -204,7 +205,7 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
         run,
         resumed=paths.resume is not None,
         data_on=filesystem_of(paths.data).type,
-        staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
+        staged_before=stage is not None and (stage / manifest.NAME).exists() and not locks.in_use(stage),
         evicted=evict,
     )
 

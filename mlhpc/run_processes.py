@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from mlhpc.common.files import locks
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.local import program
 from mlhpc.errors import UserError
@@ -145,19 +146,7 @@ def report_lock(out: Path) -> Iterator[None]:
 def is_locked(out: Path, name: str) -> bool:
     """Return whether the run ``name`` in ``out`` is in progress: locked by a task of a job array or by a run that
     the task started. True also for a lock of this process; False if the file system has no locks."""
-    try:
-        fd = os.open(_lock_path(out, name), os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
-    return False
+    return locks.is_locked(_lock_path(out, name), fcntl.LOCK_SH)
 
 
 def _lock_path(out: Path, name: str) -> Path:

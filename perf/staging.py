@@ -136,7 +136,7 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
 def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
     """Seconds that a node takes to send ``size`` bytes of its shard to other nodes, and to write the same number
     of received bytes to ``tier``: a lower bound from the machine's figures. All connections of a node use one
-    address, and so only one of its network cards (``links.listening``). Raises UserError if the machine file has
+    address, and so only one of its network cards (``links.linked``). Raises UserError if the machine file has
     no figure for the network."""
     rates: list[float | None] = [machine.need("network.bandwidth", "an exchange of shards between nodes")]
     if tier.name == "node-local storage":

@@ -220,30 +220,29 @@ class Follower:
 
     def _take(self, events: list[Event]) -> None:
         for event in events:
-            kind = event["event"]
             self._last_t = max(self._last_t, event.get("t", 0.0))
-            if kind == "begin":
-                self._open.append(event)
-                self._reported = {}
-            elif kind == "end":
-                while self._open and self._open.pop()["name"] != event["name"]:
-                    pass
-                self._of_rank0.append(event)
-                if event["name"] == "run" and "error" in event:
+            match event["event"], event["name"]:
+                case "begin", _:
+                    self._open.append(event)
+                    self._reported = {}
+                case "end", name:
+                    while self._open and self._open.pop()["name"] != name:
+                        pass
+                    self._of_rank0.append(event)
+                    if name == "run" and "error" in event:
+                        self._status = "aborted"
+                case "progress", _:
+                    self._reported = event
+                case ("metric", _) | ("note", "facts"):
+                    self._of_rank0.append(event)
+                case "note", "energy":
+                    self._energy = event
+                case "note", "finish" if self._status == "running":
+                    status = printable(str(event.get("status")))
+                    emulated = self._config is not None and self._config.emulation.enabled
+                    self._status = "emulated" if emulated and status == "failed" else status
+                case "lost", _:
                     self._status = "aborted"
-            elif kind == "progress":
-                self._reported = event
-            elif kind == "note" and event["name"] == "energy":
-                self._energy = event
-            elif kind == "metric" or (kind == "note" and event["name"] in ("facts", "finish")):
-                self._of_rank0.append(event)
-            elif kind == "lost":
-                self._status = "aborted"
-        for event in events:
-            if event["event"] == "note" and event["name"] == "finish" and self._status == "running":
-                status = printable(str(event.get("status")))
-                emulated = self._config is not None and self._config.emulation.enabled
-                self._status = "emulated" if emulated and status == "failed" else status
 
     def _progress(self, quiet_s: float) -> Progress:
         run, own = self._config, self._of_rank0

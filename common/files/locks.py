@@ -104,9 +104,9 @@ def _is_dead(path: Path, fd: int) -> bool:
     return is_local or flock_reaches_other_nodes(path)
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a living process holds a lock on the file, as far as its file system reveals it. False if the
-    file cannot be opened."""
+def is_locked(path: Path, against: int = fcntl.LOCK_EX) -> bool:
+    """Return whether a living process holds a lock on the file, as far as its file system reveals it; with
+    ``against`` set to LOCK_SH, only an exclusive lock counts. False if the file cannot be opened."""
     try:
         # NFS grants an exclusive lock only on a file that is open for writing.
         mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
@@ -114,7 +114,7 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, against | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # a file system without locks

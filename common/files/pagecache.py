@@ -13,11 +13,7 @@ from pathlib import Path
 import numpy as np
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-_MAP_FAILED = ctypes.c_void_p(-1).value
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def evict(paths: Iterable[Path]) -> None:
@@ -27,19 +23,16 @@ def evict(paths: Iterable[Path]) -> None:
     This is a request to the kernel; ``resident_fraction`` shows whether it was honoured. Raises OSError.
     """
     for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            evict_fd(fd)
-        finally:
-            os.close(fd)
+        with path.open("rb", buffering=0) as file:
+            evict_fd(file.fileno())
 
 
 def drop(path: Path) -> tuple[int, float]:
     """Drop the pages of a file that is usually only read, opening it once. Returns its size in bytes, and its
     ``resident_fraction`` afterwards. If pages remain in the cache and this user owns the file, it may be newly
     written, so it is synced to disk and its pages are dropped again. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with path.open("rb", buffering=0) as file:
+        fd = file.fileno()
         status = os.fstat(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         left = resident_fraction_fd(fd)
@@ -47,8 +40,6 @@ def drop(path: Path) -> tuple[int, float]:
             evict_fd(fd)
             left = resident_fraction_fd(fd)
         return status.st_size, left
-    finally:
-        os.close(fd)
 
 
 def evict_fd(fd: int) -> None:
@@ -63,11 +54,8 @@ def resident_fraction(path: Path) -> float:
     For a file that the caller neither owns nor may write, Linux (since 5.2) reports that everything is
     resident, so 1.0 may also mean "unknown". Raises OSError.
     """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return resident_fraction_fd(fd)
-    finally:
-        os.close(fd)
+    with path.open("rb", buffering=0) as file:
+        return resident_fraction_fd(file.fileno())
 
 
 def resident_fraction_fd(fd: int) -> float:
@@ -75,14 +63,9 @@ def resident_fraction_fd(fd: int) -> float:
     size = os.fstat(fd).st_size
     if size == 0:
         return 0.0
-    pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-    if address == _MAP_FAILED:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    try:
-        if _libc.mincore(address, size, pages):
+    pages = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+    with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        if _libc.mincore(address, size, pages.ctypes.data):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    finally:
-        _libc.munmap(address, size)
-    # Only the lowest bit of each byte is defined.
-    return int(np.count_nonzero(np.frombuffer(pages.raw, np.uint8) & 1)) / len(pages)
+    return float(np.mean(pages & 1))  # only the lowest bit of each byte is defined

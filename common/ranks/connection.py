@@ -1,8 +1,8 @@
 """Connections between ranks: how both ends prove that they belong to the same launch, and how they exchange
 messages, one JSON object per line, never a pickle.
 
-A peer is untrusted until it has answered a challenge (``introduce``, ``admit``). So that untrusted peers cannot
-delay a rank, all listeners serve them with one selector, and each peer has ``GREETING_S`` seconds and
+A peer is untrusted until it has answered a challenge (``introduce``, ``Admission``). So that untrusted peers
+cannot delay a rank, all listeners serve them with one selector, and each peer has ``GREETING_S`` seconds and
 ``MAX_HELLO`` bytes. Both ends send a random challenge and prove that they know the secret of the launch, which
 itself is never sent. The proofs contain the listener's port, so a stranger on another port of the node cannot
 relay them.
@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -42,7 +42,7 @@ MAX_MESSAGE = 1 << 20
 class Connection:
     """A connected socket that carries one JSON object per line. Sending is safe from several threads.
 
-    ``max_message``: maximum bytes of a message.
+    ``max_message``: maximum bytes of a message. ``here``, ``there``: the addresses of its ends.
     """
 
     def __init__(self, sock: socket.socket, max_message: int = MAX_MESSAGE) -> None:
@@ -51,6 +51,11 @@ class Connection:
         self._partial = b""  # the beginning of a message
         self._queued: list[dict[str, Any]] = []
         self._lock = threading.Lock()
+        try:
+            names = sock.getsockname(), sock.getpeername()
+        except OSError:  # the other end has just been lost, as reading will show
+            names = (LOOPBACK,), (LOOPBACK,)
+        self.here, self.there = (str(name[0]).removeprefix("::ffff:") for name in names)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A host that lost power does not close its connections, so the kernel probes after 10 s of silence, for 20
         # s.
@@ -224,11 +229,37 @@ def introduce(sock: socket.socket, proof: Proof, hello: dict[str, Any], seconds:
         )
     answer = {"nonce": nonce, "hello": said}
     answer["proof"] = proof.prove(_words(proof, "rank", port, challenge, nonce, said))
-    sock.sendall(json.dumps(answer).encode() + b"\n")
+    sock.sendall(encode(answer))
     if not proof.proves(
         str(_line(sock, deadline)["proof"]), _words(proof, "listener", port, challenge, nonce, said)
     ):
         raise ValueError(f"port {port} belongs to another program or to another job")
+
+
+def greet(host: str, port: int, proof: Proof, hello: dict[str, Any], seconds: float) -> socket.socket:
+    """A connection to the listener at ``host`` and ``port``, once both ends have proved that they belong to this
+    launch. Raises like ``introduce``."""
+    sock = _connected(host, port, seconds)
+    try:
+        introduce(sock, proof, hello, seconds)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connected(host: str, port: int, seconds: float) -> socket.socket:
+    """A connection, by IPv4 if possible, since Horovod's rendezvous supports nothing else. Raises OSError."""
+    found = [(host, port)]
+    if ":" not in host:
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = [
+            (str(each[4][0]), port) for each in sorted(resolved, key=lambda each: each[0] != socket.AF_INET)
+        ]
+    for address in found[:-1]:
+        with suppress(OSError):
+            return socket.create_connection(address, timeout=seconds)
+    return socket.create_connection(found[-1], timeout=seconds)
 
 
 def _line(sock: socket.socket, deadline: float) -> dict[str, Any]:
@@ -261,7 +292,7 @@ class _Stranger:
         self.said = b""
         self.challenge = secrets.token_hex(16)
         sock.setblocking(False)
-        sock.send(json.dumps({"challenge": self.challenge, "kind": kind}).encode() + b"\n")
+        sock.send(encode({"challenge": self.challenge, "kind": kind}))
 
     def answer(self, proof: Proof, port: int) -> dict[str, Any]:
         """The peer's hello, once the peer has proved that it belongs to this launch. Raises TimeoutError while the
@@ -287,7 +318,7 @@ class _Stranger:
         ) or not isinstance(hello, dict):
             raise ValueError("not part of this launch")
         confirmation = proof.prove(_words(proof, "listener", port, self.challenge, nonce, said))
-        self.sock.send(json.dumps({"proof": confirmation}).encode() + b"\n")
+        self.sock.send(encode({"proof": confirmation}))
         return hello
 
 
@@ -359,30 +390,12 @@ class Admission:
                 new.close()
 
 
-def admit(
-    listener: socket.socket, proof: Proof, deadline: float, ranks: int
-) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
-    """The connections of this launch, each with its hello, until ``deadline`` (of ``time.monotonic``); other
-    connections are closed. Raises like ``Admission.wait``."""
-    with closing(Admission((listener,), proof, ranks)) as admission:
-        while time.monotonic() < deadline:
-            for sock, hello in admission.wait(deadline):
-                if hello is not None:
-                    yield sock, hello
-
-
 def listen_on(port: int, local: bool, backlog: int = 1024) -> socket.socket:
     """A listening socket on ``port`` (0: any): on loopback if ``local``, otherwise on all interfaces, including
     IPv6 if available. Raises OSError."""
     if not local and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     return socket.create_server((LOOPBACK if local else "", port), backlog=backlog)
-
-
-def ends(sock: socket.socket) -> tuple[str, str]:
-    """The addresses of this end and of the other end. Raises OSError if the other end is gone."""
-    here, there = (str(name[0]).removeprefix("::ffff:") for name in (sock.getsockname(), sock.getpeername()))
-    return here, there
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:

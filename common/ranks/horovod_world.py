@@ -140,6 +140,8 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
 
     The variables: https://horovod.readthedocs.io/en/stable/mpirun.html and horovod/runner/gloo_run.py, 0.28.1.
     """
+    from horovod.runner.gloo_run import create_slot_env_vars
+
     if not hvd.gloo_built():
         raise UserError("this Horovod was built without Gloo (HOROVOD_WITH_GLOO=1); start with mpirun")
     require_host_name()
@@ -154,19 +156,12 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
         facts = {"address": address, "port": _serve_rendezvous(address, slots)}
     facts = roll_call.broadcast(facts)
     address = roll_call.address
-    slot = slots[info.rank]
     # Gloo's own timeout of 30 s would expire before the roll call has identified the silent rank.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
     os.environ |= {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-        "HOROVOD_HOSTNAME": slot.hostname,
+        **create_slot_env_vars(slots[info.rank]),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": facts["address"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(facts["port"]),
         "HOROVOD_GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or interface_of(address),
@@ -196,18 +191,16 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
     with the same local rank."""
     from horovod.runner.common.util.hosts import SlotInfo
 
-    def index_among(ranks: list[int], rank: int) -> tuple[int, int]:
-        return ranks.index(rank), len(ranks)
-
+    local: dict[str, list[int]] = {}
+    across: dict[int, list[int]] = {}
+    for peer in roll:
+        local.setdefault(peer.hostname, []).append(peer.rank)
+        across.setdefault(peer.local_rank, []).append(peer.rank)
     slots = []
     for peer in roll:
-        local_rank, local_size = index_among([p.rank for p in roll if p.hostname == peer.hostname], peer.rank)
-        cross_rank, cross_size = index_among(
-            [p.rank for p in roll if p.local_rank == peer.local_rank], peer.rank
-        )
-        slots.append(
-            SlotInfo(peer.hostname, peer.rank, local_rank, cross_rank, len(roll), local_size, cross_size)
-        )
+        here, there = local[peer.hostname], across[peer.local_rank]
+        ranks = peer.rank, here.index(peer.rank), there.index(peer.rank)
+        slots.append(SlotInfo(peer.hostname, *ranks, len(roll), len(here), len(there)))
     return slots
 
 
@@ -228,5 +221,6 @@ def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> Roll
         }
     rendezvous = json.loads(_broadcast_bytes(json.dumps(rendezvous).encode()))
     proof = Secret("horovod", rendezvous["token"].encode(), "a broadcast")
-    meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), proof)
-    return RollCall.call(this_peer(info, port), info.size, meeting, listener=listener, timeout_s=timeout_s)
+    hosts, ports = tuple(rendezvous["hosts"]), (rendezvous["port"],)
+    meeting = Rendezvous(hosts, ports, proof, info.size, timeout_s=timeout_s)
+    return RollCall.call(this_peer(info, port), meeting, listener)

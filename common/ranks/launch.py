@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
+from mlhpc.common.host.probe import output
 from mlhpc.common.ranks.connection import LOOPBACK, Munge, Proof, Secret, SecretFile
 from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of, with_leader
 from mlhpc.common.ranks.links import require_descriptors
@@ -30,7 +30,7 @@ from mlhpc.common.ranks.socket_world import (
     this_peer,
 )
 from mlhpc.common.ranks.world import Solo, World
-from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
+from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, reason_of, say_at_once
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
 """What performs the collectives of several ranks. ``sockets``: no framework; ``none``: only one rank is
@@ -83,7 +83,7 @@ def connect(
         return HorovodWorld.start(info, roll_call, listener, timeout_s)
     except BaseException as error:
         if roll_call:
-            roll_call.fail(_reason(error))
+            roll_call.fail(reason_of(error))
             if isinstance(error, UserError) and roll_call.reported_elsewhere():
                 raise AlreadyReported(str(error)) from error
         raise
@@ -115,16 +115,12 @@ def joined(framework: Framework) -> Iterator[World]:
         yield world
         world.close()
     except BaseException as error:
-        world.fail(_reason(error))
+        world.fail(reason_of(error))
         if world.size > 1:
             end_with(_status(error))
         if isinstance(error, UserError) and world.reported_elsewhere():
             raise AlreadyReported(str(error)) from error
         raise
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, UserError | Terminated) else f"{type(error).__name__}: {error}"
 
 
 def _status(error: BaseException) -> int:
@@ -187,8 +183,9 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, p
         me = this_peer(info, port)
         apart = not local and info.local_size > 1
         node = me.hostname if info.node is None else info.node
-        rendezvous = Rendezvous(hosts, info.ports, proof, ports_of(f"{info.token} {node}") if apart else ())
-        roll_call = RollCall.call(me, info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
+        node_ports = ports_of(f"{info.token} {node}") if apart else ()
+        rendezvous = Rendezvous(hosts, info.ports, proof, info.size, node_ports, info.hosts, timeout_s)
+        roll_call = RollCall.call(me, rendezvous)
         address = "" if local else roll_call.address
         if info.rank == 0 and not is_loopback(address) and not env.get(QUIET):
             with suppress(UserError):  # no interface has the address, as behind network address translation
@@ -225,21 +222,7 @@ def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
     try:
         socket.getaddrinfo(leader, None)
     except OSError:
-        if address := _slurm_address(leader):
-            return (address,)
+        node = output("scontrol", "show", "node", "--oneliner", leader)
+        if address_of := re.search(r"\bNodeAddr=(\S+)", node):
+            return (address_of[1],)
     return (leader,)
-
-
-def _slurm_address(node: str) -> str | None:
-    try:
-        answer = subprocess.run(
-            ["scontrol", "show", "node", "--oneliner", node],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
-    return match[1] if match else None

@@ -10,10 +10,11 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from itertools import chain
 
-from mlhpc.common.ranks.connection import Proof, admit, introduce, listen_on
+from mlhpc.common.ranks.collectives import on_each_rank
+from mlhpc.common.ranks.connection import Admission, Proof, greet, listen_on
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, few
 from mlhpc.quantities import seconds_text
@@ -25,37 +26,30 @@ Place = tuple[str, int]
 """Address and port on which a rank listens."""
 
 
-@dataclass(frozen=True)
-class Port:
-    """The listening socket of ``rank``, the addresses ``places`` of all ranks, and their common ``proof``."""
-
-    rank: int
-    listener: socket.socket
-    places: Sequence[Place]
-    proof: Proof
-
-    def meet(
-        self, listening: Sequence[int], connecting: Sequence[int]
-    ) -> tuple[list[socket.socket], tuple[socket.socket, ...]]:
-        """Connections to the ranks ``listening``, and from the ranks ``connecting``, each in the order given. Both
-        are made at the same time: each end waits for the other's proof, so a ring of ranks would otherwise block.
-        Raises UserError."""
-        with ThreadPoolExecutor(1) as pool:
-            accepted = pool.submit(accept, self.listener, self.proof, connecting)
-            opened = [connect(self.places[rank], self.proof, self.rank) for rank in listening]
-            return opened, accepted.result()
-
-
 @contextmanager
-def listening(world: World) -> Iterator[Port]:
-    """Open a port on which this rank listens for the other ranks. Called by all ranks."""
+def linked(
+    world: World, to: Sequence[int], by: Sequence[int]
+) -> Iterator[tuple[Sequence[socket.socket], Sequence[socket.socket]]]:
+    """Context manager that connects this rank to the ranks ``to``, while the ranks ``by`` connect to it. Yields
+    the connections to both, each in the order given. Called by all ranks. Raises UserError, the same on all
+    ranks."""
     homes = world.gather((world.node, world.address))
     # Ranks on rank 0's node may know only its loopback address; then another rank of that node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
     local = all(address.startswith("127.") for address in address_of.values())
-    with listen_on(0, local, max(128, world.nodes)) as listener:
+    with ExitStack() as opened, listen_on(0, local, max(128, world.nodes)) as listener:
         places = world.gather((address_of[world.node], listener.getsockname()[1]))
-        yield Port(world.rank, listener, places, world.proof)
+
+        def meet() -> tuple[Sequence[socket.socket], Sequence[socket.socket]]:
+            # At the same time: each end waits for the other's proof, so a ring of ranks would otherwise block.
+            with ThreadPoolExecutor(1) as pool:
+                accepted = pool.submit(accept, listener, world.proof, by)
+                return [connect(places[rank], world.proof, world.rank) for rank in to], accepted.result()
+
+        links = on_each_rank(world, meet)
+        for link in chain(*links):
+            opened.enter_context(link)
+        yield links
 
 
 def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -> socket.socket:
@@ -63,17 +57,12 @@ def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -
     UserError."""
     host, port = place
     try:
-        connection = socket.create_connection((host, port), timeout=seconds)
-        try:
-            introduce(connection, proof, {"rank": rank}, seconds)
-            _settle(connection)
-        except BaseException:
-            connection.close()
-            raise
+        connection = greet(host, port, proof, {"rank": rank}, seconds)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(
             f"rank {rank} cannot connect to port {port} of {host}: {error}; check that nodes can reach each other"
         ) from error
+    _settle(connection)
     return connection
 
 
@@ -84,23 +73,24 @@ def accept(
 
     Raises UserError if one of ``ranks`` does not connect within ``seconds``.
     """
-    wanted, connections = set(ranks), dict[int, socket.socket]()
-    if wanted:
-        for connection, hello in admit(listener, proof, time.monotonic() + seconds, len(wanted)):
-            rank = hello.get("rank")
-            if type(rank) is not int or rank not in wanted - connections.keys():
-                connection.close()
-                continue
-            _settle(connection)
-            connections[rank] = connection
-            if len(connections) == len(wanted):
-                return tuple(connections[rank] for rank in ranks)
-    if lost := [rank for rank in ranks if rank not in connections]:
+    missing, connections = set(ranks), dict[int, socket.socket]()
+    deadline = time.monotonic() + seconds
+    with closing(Admission((listener,), proof, len(missing))) as admission:
+        while missing and time.monotonic() < deadline:
+            for connection, hello in admission.wait(deadline):
+                rank = (hello or {}).get("rank")
+                if type(rank) is not int or rank not in missing:
+                    connection.close()
+                    continue
+                _settle(connection)
+                connections[rank] = connection
+                missing.remove(rank)
+    if missing:
         for connection in connections.values():
             connection.close()
-        numbers = few([*map(str, lost)], 8)
+        numbers = few([*map(str, sorted(missing))], 8)
         raise UserError(f"ranks {numbers} did not connect within {seconds_text(seconds)}; see their output")
-    return ()
+    return tuple(connections[rank] for rank in ranks)
 
 
 def require_descriptors(count: int) -> None:

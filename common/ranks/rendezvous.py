@@ -5,7 +5,7 @@ node, as in a container with a separate network, connects to rank 0 directly. Ev
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NoReturn
@@ -19,8 +19,7 @@ from mlhpc.common.ranks.connection import (
     Proof,
     SecretFile,
     encode,
-    ends,
-    introduce,
+    greet,
     listen_on,
 )
 from mlhpc.common.ranks.world import Loss
@@ -39,16 +38,21 @@ characters."""
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where to find rank 0: on one of ``ports`` of one of ``hosts``, for peers with this launch's ``proof``.
+    """Where ``size`` ranks with this launch's ``proof`` find rank 0: on one of ``ports`` of one of ``hosts``. They
+    wait ``timeout_s`` seconds for one another.
 
     If all ``hosts`` are loopback (all ranks are on one machine), rank 0 listens only there. The first rank of this
     node gathers the node's other ranks on one of ``node_ports``; if there are none, each rank connects to rank 0.
+    ``nodes``: the names of the nodes, for messages, if the launcher reports them.
     """
 
     hosts: tuple[str, ...]
     ports: tuple[int, ...]
     proof: Proof | SecretFile
+    size: int
     node_ports: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    timeout_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -89,29 +93,23 @@ def listen(rendezvous: Rendezvous) -> socket.socket:
     raise UserError(f"rank 0 cannot listen on any of the ports {_some(rendezvous.ports)}: {last}")
 
 
-def gather_peers(
-    me: Peer,
-    size: int,
-    rendezvous: Rendezvous,
-    listener: socket.socket,
-    hosts: Sequence[str],
-    timeout_s: float,
-) -> Meeting:
+def gather_peers(me: Peer, rendezvous: Rendezvous, listener: socket.socket) -> Meeting:
     """Do rank 0's part of the roll call.
 
-    Raises ``UserError``, also on the ranks that have connected, if a rank does not connect within ``timeout_s``
-    seconds or is lost, if two processes have the same rank, or if a rank was launched with a different world size.
+    Raises ``UserError``, also on the ranks that have connected, if a rank does not connect in time or is lost, if
+    two processes have the same rank, or if a rank was launched with a different world size.
     """
-    peers, direct = {me.rank: me}, dict[socket.socket, tuple[Peer, Connection, str, str]]()
-    deadline = time.monotonic() + timeout_s
+    size, peers, direct = rendezvous.size, {me.rank: me}, dict[socket.socket, tuple[Peer, Connection]]()
+    deadline = time.monotonic() + rendezvous.timeout_s
     proof = rendezvous.proof.create() if isinstance(rendezvous.proof, SecretFile) else rendezvous.proof
 
     def refuse(why: str) -> NoReturn:
-        for _, connection, *_ in direct.values():
+        for _, connection in direct.values():
             connection.send(refused=why)
         raise UserError(why)
 
-    def add(hello: dict[str, Any], peer: Peer, address: str) -> None:
+    def add(hello: dict[str, Any], address: str) -> None:
+        peer = Peer(**hello["peer"])
         if twin := peers.get(peer.rank):
             refuse(
                 f"two processes were launched as rank {peer.rank}: pid {twin.pid} on {twin.hostname} and "
@@ -129,32 +127,33 @@ def gather_peers(
         while len(peers) < size and time.monotonic() < deadline:
             for sock, hello in admission.wait(deadline):
                 if hello is None:
-                    first, connection, _, there = direct[sock]
+                    first, connection = direct[sock]
                     try:
                         for each in _joined(connection.receive()):
-                            add(each, Peer(**each["peer"]), there)
+                            add(each, connection.there)
                     except (EOFError, TimeoutError, ValueError):
                         del direct[sock]
                         refuse(str(Loss(first.rank, first.hostname, "start", GONE)))
                 elif peer := _peer(hello):
                     sock.settimeout(GREETING_S)
-                    direct[sock] = peer, Connection(sock), *_ends(sock)
+                    direct[sock] = peer, Connection(sock)
                     admission.watch(sock)
-                    add(hello, peer, direct[sock][-1])
+                    add(hello, direct[sock][1].there)
                 else:
                     sock.close()
     if len(peers) < size:
-        refuse(_who_is_missing(peers, size, hosts, timeout_s))
+        refuse(_who_is_missing(peers, rendezvous))
 
-    address = next((here for _, _, here, there in direct.values() if not is_loopback(there)), LOOPBACK)
+    connections = {peer.rank: connection for peer, connection in direct.values()}
+    others = (each.here for each in connections.values() if not is_loopback(each.there))
+    address = next(others, LOOPBACK)
     in_order = (peers[rank] for rank in range(size))
     roll = tuple(replace(peer, address=address) if is_loopback(peer.address) else peer for peer in in_order)
     data = encode(*_parts(roll))
-    for _, connection, _, there in direct.values():
-        if is_loopback(there):
+    for connection in connections.values():
+        if is_loopback(connection.there):
             connection.send(above=0, address=address)
         connection.send_encoded(data)
-    connections = {peer.rank: connection for peer, connection, *_ in direct.values()}
     return Meeting(roll, connections, proof, None, address)
 
 
@@ -177,14 +176,6 @@ def _parts(roll: Sequence[Peer]) -> Iterator[dict[str, Any]]:
         yield {"roll": [list(number), rows]}
 
 
-def _ends(sock: socket.socket) -> tuple[str, str]:
-    """The addresses of this end and of the other end."""
-    try:
-        return ends(sock)
-    except OSError:  # the other end has just been lost, as reading will show
-        return LOOPBACK, LOOPBACK
-
-
 def is_loopback(address: str) -> bool:
     """Return whether an address is valid only on this machine, or is empty because it is unknown."""
     return address.startswith("127.") or address in ("::1", "")
@@ -199,34 +190,38 @@ def _peer(hello: dict[str, Any]) -> Peer | None:
     return Peer(**said) if {name: type(value) for name, value in said.items()} == kinds else None
 
 
-def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], timeout_s: float) -> str:
-    missing = [rank for rank in range(size) if rank not in peers]
+def _who_is_missing(peers: dict[int, Peer], rendezvous: Rendezvous) -> str:
+    missing = [rank for rank in range(rendezvous.size) if rank not in peers]
     present = {peer.hostname for peer in peers.values()}
-    absent = [host for host in hosts if host not in present]
+    absent = [node for node in rendezvous.nodes if node not in present]
     return (
-        f"rank{'s' * (len(missing) > 1)} {_some(missing)} of {size} did not connect within "
-        + seconds_text(timeout_s)
+        f"rank{'s' * (len(missing) > 1)} {_some(missing)} of {rendezvous.size} did not connect within "
+        + seconds_text(rendezvous.timeout_s)
         + (f"; no rank on {_some(absent)} connected" if absent else "")
         + "; see their output"
-        + (f", and check that {peers[0].hostname} can be reached from their nodes" if hosts else "")
+        + (
+            f", and check that {peers[0].hostname} can be reached from their nodes"
+            if rendezvous.nodes
+            else ""
+        )
     )
 
 
-def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeting:
+def join(me: Peer, rendezvous: Rendezvous) -> Meeting:
     """Take part in the roll call on a rank other than 0. Raises ``UserError`` if rank 0 is not found or is lost,
     and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
     # If rank 0 started last, it still waits its full timeout for other ranks.
-    deadline = time.monotonic() + 2 * timeout_s + GREETING_S
-    up, proof = _find_above(me, size, rendezvous, timeout_s)
+    deadline = time.monotonic() + 2 * rendezvous.timeout_s + GREETING_S
+    up, proof = _find_above(me, rendezvous)
     is_first = me.local_rank == 0 and bool(rendezvous.node_ports)
     below: list[tuple[Peer, Connection]] = []
     roll: list[Peer] = []
-    above, address = 0, _ends(up.sock)[0]
+    above, address = 0, up.here
     try:
         if is_first:
             _gather_node(below, up, rendezvous, proof, deadline)
             _pass_on(below, {"above": me.rank, "address": address})
-        while len(roll) < size:
+        while len(roll) < rendezvous.size:
             match message := up.answer(deadline - time.monotonic()):
                 case {"above": int(above), "address": str(address)}:
                     continue
@@ -295,15 +290,15 @@ def _pass_on(below: Iterable[tuple[Peer, Connection]], message: dict[str, Any]) 
         connection.send_encoded(data)
 
 
-def _find_above(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> tuple[Connection, Proof]:
+def _find_above(me: Peer, rendezvous: Rendezvous) -> tuple[Connection, Proof]:
     """A connection to rank 0, or to the first rank of this node, and the launch's proof. Raises UserError."""
-    started = time.monotonic()
-    hello = {"size": size, "peer": asdict(me)}
+    started, timeout_s = time.monotonic(), rendezvous.timeout_s
+    hello = {"size": rendezvous.size, "peer": asdict(me)}
     for host, port in _addresses_repeatedly(me, rendezvous, started + NODE_SHARE * timeout_s):
         try:
             shared = rendezvous.proof
             proof = shared.fresh() if isinstance(shared, SecretFile) else shared
-            return _greet(host, port, hello, proof), proof
+            return Connection(greet(host, port, proof, hello, GREETING_S)), proof
         except (OSError, EOFError, ValueError, KeyError) as error:
             last = str(error) or type(error).__name__
         if time.monotonic() > started + timeout_s:
@@ -325,32 +320,6 @@ def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Ite
         if not below or time.monotonic() > until:
             yield from product(rendezvous.hosts, rendezvous.ports)
         time.sleep(0.2)
-
-
-def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connection:
-    """A connection to the listener at ``host`` and ``port``, if the listener has the same ``proof``. Raises like
-    ``introduce``."""
-    sock = _connected(host, port)
-    try:
-        introduce(sock, proof, hello, GREETING_S)
-    except BaseException:
-        sock.close()
-        raise
-    return Connection(sock)
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    """A connection, by IPv4 if possible, since Horovod's rendezvous supports nothing else. Raises OSError."""
-    found = [(host, port)]
-    if ":" not in host:
-        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found = [
-            (str(each[4][0]), port) for each in sorted(resolved, key=lambda each: each[0] != socket.AF_INET)
-        ]
-    for address in found[:-1]:
-        with suppress(OSError):
-            return socket.create_connection(address, timeout=GREETING_S)
-    return socket.create_connection(found[-1], timeout=GREETING_S)
 
 
 def _some(things: Iterable[object]) -> str:

@@ -76,36 +76,29 @@ class RollCall:
         self._printed: set[str] = set()  # reasons that other ranks print
         self._answered = threading.Event()  # the rank that would report this rank has decided
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._callback: Callable[[Loss], None] = lambda loss: None
-        self._clean_up: Callable[[], object] = lambda: None
-        self._place: Callable[[int], str] = lambda rank: ""
+        self.on_loss: Callable[[Loss], None] = lambda loss: None
+        """Called on the rank that reports the loss of another."""
+        self.before_exit: Callable[[], object] = lambda: None
+        """Called on this rank when the loss of another rank ends it."""
+        self.place_of: Callable[[int], str] = lambda rank: ""
+        """The place of a rank, such as its coordinates in the mesh, with which its loss is reported."""
         for connection in met.connections.values():
             connection.sock.settimeout(10.0)  # a full buffer must not block the thread forever
         self._thread = threading.Thread(target=self._watch, name="roll call", daemon=True)
         self._thread.start()
 
     @classmethod
-    def call(
-        cls,
-        me: Peer,
-        size: int,
-        rendezvous: Rendezvous,
-        *,
-        listener: socket.socket | None = None,
-        hosts: Sequence[str] = (),
-        timeout_s: float = 60.0,
-    ) -> Self:
-        """Call the roll: returns on every rank when all ``size`` ranks are connected.
+    def call(cls, me: Peer, rendezvous: Rendezvous, listener: socket.socket | None = None) -> Self:
+        """Call the roll: returns on every rank when all ranks of ``rendezvous`` are connected.
 
-        ``listener``: rank 0's listening socket, if it is already bound. ``hosts``: the names of the nodes, for
-        messages, if the launcher reports them. Raises ``UserError`` on every rank that connected if others did not
-        connect within ``timeout_s`` seconds (the message names them), if two processes have the same rank, if a
-        process was launched with a different world size, or if rank 0 is not found.
+        ``listener``: rank 0's listening socket, if it is already bound. Raises ``UserError`` on every rank that
+        connected if others did not connect in time (the message names them), if two processes have the same rank,
+        if a process was launched with a different world size, or if rank 0 is not found.
         """
         if me.rank == 0:
             with listener or listen(rendezvous) as accepting:
-                return cls(me, gather_peers(me, size, rendezvous, accepting, hosts, timeout_s))
-        return cls(me, join(me, size, rendezvous, timeout_s))
+                return cls(me, gather_peers(me, rendezvous, accepting))
+        return cls(me, join(me, rendezvous))
 
     def broadcast(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's ``facts`` (JSON types), on every rank. Called by all ranks."""
@@ -124,18 +117,6 @@ class RollCall:
         framework from a slow file system can hold the interpreter lock for a minute."""
         self._missed = dict.fromkeys(self._connections, 0)
         self._beating = True
-
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """When a rank is lost, run ``callback`` on the rank that reports the loss."""
-        self._callback = callback
-
-    def name_places(self, place: Callable[[int], str]) -> None:
-        """From now on, report lost ranks together with ``place(rank)``, such as their coordinates in the mesh."""
-        self._place = place
-
-    def before_exit(self, clean_up: Callable[[], object]) -> None:
-        """Run ``clean_up`` on this rank when the loss of another rank ends it."""
-        self._clean_up = clean_up
 
     def wait_for_loss(self, seconds: float) -> None:
         """Give the thread time to identify the lost rank. Does not return if a rank was lost."""
@@ -275,7 +256,7 @@ class RollCall:
         phase = phase or self._phases[rank]
         if self._above is None or rank in (0, self._above):
             peer = self.roll[rank]
-            self._end(Loss(rank, peer.hostname, phase, reason, self._place(rank)))
+            self._end(Loss(rank, peer.hostname, phase, reason, self.place_of(rank)))
         self._connections.pop(rank).close()
         self._missed.pop(rank, None)
         self._send_to([self._above], {"lost": reason, "of": rank, "phase": phase})
@@ -306,8 +287,8 @@ class RollCall:
     def _run_callback(self, loss: Loss, acts: bool) -> None:
         try:
             if acts:
-                self._callback(loss)
-            self._clean_up()
+                self.on_loss(loss)
+            self.before_exit()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

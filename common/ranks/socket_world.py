@@ -235,13 +235,13 @@ class SocketWorld(World):
         self.roll_call.enter(phase)
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        self.roll_call.on_loss(callback)
+        self.roll_call.on_loss = callback
 
     def name_places(self, place: Callable[[int], str]) -> None:
-        self.roll_call.name_places(place)
+        self.roll_call.place_of = place
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
-        self.roll_call.before_exit(clean_up)
+        self.roll_call.before_exit = clean_up
 
     def reported_elsewhere(self) -> bool:
         return self.roll_call.reported_elsewhere()

@@ -13,12 +13,11 @@ those sent.
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -28,9 +27,9 @@ import numpy as np
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import Indices, Shards
-from mlhpc.common.files.filesystem import as_user_error, filesystem_of
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_each_rank
-from mlhpc.common.ranks.links import listening, require_descriptors
+from mlhpc.common.ranks.links import linked, require_descriptors
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.moves import (
     Moves,
@@ -42,10 +41,9 @@ from mlhpc.common.staging.moves import (
     sizes_of,
 )
 from mlhpc.common.staging.record import mark_exchanging
-from mlhpc.common.staging.target import StagingGroup, exclusive, make_folders, unlink
-from mlhpc.common.staging.transfer import Activity, LinkBroken, Receiver, cause_of, send_file
+from mlhpc.common.staging.target import StagingGroup, exclusive, make_folders, require_room, unlink
+from mlhpc.common.staging.transfer import Activity, Links, Receiver, cause_of, send_file
 from mlhpc.errors import UserError
-from mlhpc.quantities import bytes_text
 
 ROUND = 1 << 30
 """Maximum bytes (or one file) that a node receives before the files that it has sent are deleted."""
@@ -58,6 +56,7 @@ EXCHANGE = Activity(
     "the exchange of shards",
     "start the run again: staging keeps the files that belong on each node and copies the others",
 )
+_NEED = "exchanging shards", "set staging.exchange=false"
 _SPARE_DESCRIPTORS = 64
 """File descriptors for a listener, the files being transferred, and files that the run opens meanwhile."""
 
@@ -103,7 +102,7 @@ def reserve(
     def require() -> None:
         _require_alone(target, in_use)
         if group.leads:
-            _require_room(target, int(needed[world.node]))
+            require_room(target, int(needed[world.node]), *_NEED)
             mark_exchanging(target)
 
     with exclusive(target, world, group) as in_use:
@@ -133,7 +132,7 @@ def exchange(
     def prepare() -> None:
         _require_alone(target, in_use)
         if group.leads:
-            _require_room(target, int(extra_space(moves, world.nodes, most)[mine]))
+            require_room(target, int(extra_space(moves, world.nodes, most)[mine]), *_NEED)
             arriving = [files[number] for number in moves.numbers[moves.receivers == mine]]
             make_folders(target, {os.path.dirname(file.path) for file in arriving})
             # Checked before the first file arrives, because only files written by staging may be listed.
@@ -147,13 +146,15 @@ def exchange(
 
     ranks = {place: rank for rank, place in enumerate(world.gather((mine, world.local_rank)))}
     peers = [ranks[node, world.local_rank] for node in range(world.nodes)]
+    lower, higher = ([r for r in peers if r < world.rank], [r for r in peers if r > world.rank])
     with exclusive(target, world, group) as in_use:
         on_each_rank(world, prepare)
-        with _links(world, peers) as links:
+        with linked(world, lower, higher) as both:
+            connections = dict(zip(lower + higher, chain(*both), strict=True))
             for part in rounds(moves, most):
                 own = of_rank(part, world.local_rank, world.local_size)
                 sent, arriving = transfers(files, own, mine)
-                _run_round(sent, arriving, links, peers, target, world)
+                _run_round(sent, arriving, connections, peers, target, world)
                 on_each_rank(world, partial(_delete, [each.file for each in sent], target))
         on_each_rank(world, finish)
     return Exchanged(len(moves.numbers), int(moves.sizes.sum()))
@@ -191,44 +192,17 @@ def _require_alone(target: Path, in_use: bool) -> None:
         )
 
 
-def _require_room(target: Path, size: int) -> None:
-    filesystem = filesystem_of(target)
-    if size > filesystem.free_bytes:
-        raise UserError(
-            f"{target}: exchanging shards needs {bytes_text(size)}, but {filesystem.type} on "
-            f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} free; free some space, choose "
-            "another --stage, or set staging.exchange=false"
-        )
-
-
-@contextmanager
-def _links(world: World, peers: Sequence[int]) -> Iterator[dict[int, socket.socket]]:
-    """Connect this rank with each of the other ranks in ``peers``. Called by all ranks."""
-    with ExitStack() as opened, listening(world) as port:
-
-        def connect() -> dict[int, socket.socket]:
-            lower = [rank for rank in peers if rank < world.rank]
-            higher = [rank for rank in peers if rank > world.rank]
-            opened_to, accepted = port.meet(lower, higher)
-            links = dict(zip(lower + higher, [*opened_to, *accepted], strict=True))
-            for link in links.values():
-                opened.enter_context(link)
-            return links
-
-        yield on_each_rank(world, connect)
-
-
 def _run_round(
     sent: Sequence[Transfer],
     arriving: Sequence[Transfer],
-    links: dict[int, socket.socket],
+    connections: dict[int, socket.socket],
     peers: Sequence[int],
     target: Path,
     world: World,
 ) -> None:
     """Send and receive this rank's files in order. ``peers``: this rank's partner on each node. Called by all
     ranks. Raises UserError, the same on all ranks."""
-    failures = list[BaseException]()
+    links = Links(connections.values())
     expected: dict[int, dict[int, File]] = defaultdict(dict)
     for each in arriving:
         expected[each.node][each.number] = each.file
@@ -239,35 +213,19 @@ def _run_round(
     def send(node: int, number: int, file: File) -> None:
         rank = peers[node]
         with sending[node]:
-            send_file(links[rank], number, file, target, f"rank {rank}", EXCHANGE)
+            send_file(connections[rank], number, file, target, f"rank {rank}", EXCHANGE)
 
     def receive(node: int) -> None:
         rank = peers[node]
         with receiving[node]:
-            Receiver(links[rank], target, rank, f"rank {rank}", EXCHANGE).next(expected[node])
-
-    def or_end(work: Callable[[], object]) -> None:
-        try:
-            if not failures:
-                work()
-        except BaseException as error:
-            failures.append(error)
-            for link in links.values():  # to stop the other threads
-                with suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
+            Receiver(connections[rank], target, rank, f"rank {rank}", EXCHANGE).next(expected[node])
 
     def work() -> None:
         with ThreadPoolExecutor(AT_ONCE) as senders, ThreadPoolExecutor(AT_ONCE) as receivers:
-            going_on = [senders.submit(or_end, partial(send, *each)) for each in sent]
-            going_on += [receivers.submit(or_end, partial(receive, each.node)) for each in arriving]
-            or_end(lambda: wait(going_on))
-        if failures:
-            # A rank that only sends would not notice an end of file, but closing with unread bytes resets the
-            # connection, so that its sending fails.
-            for link in links.values():
-                link.close()
-            # Prefer an error that is a cause to a broken link, which is a symptom.
-            raise min(failures, key=lambda error: isinstance(error, LinkBroken))
+            going_on = [senders.submit(links.attempt, partial(send, *each)) for each in sent]
+            going_on += [receivers.submit(links.attempt, partial(receive, each.node)) for each in arriving]
+            links.attempt(lambda: wait(going_on))
+        links.raise_failure()
 
     _, error = attempt(work)
     gather_or_raise(world, None, cause_of(world, error))

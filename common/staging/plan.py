@@ -41,24 +41,18 @@ def plan(
     files: Sequence[File], nodes: int, mode: Mode, *, read_once: bool = False, ranks_per_node: int = 1
 ) -> StagingPlan:
     """The plan for staging ``files``, sorted by path, to ``nodes`` nodes with separate targets."""
-    held, read, opened = (np.zeros(nodes, dtype=np.int64) for _ in range(3))
-    sent = 0
     alone, everywhere = held_by_one_or_all(Files.of(files), mode)
+    loads = np.zeros((2, nodes), np.int64)  # the bytes and the number of files that each node reads
     for _, members in alone.folders():
-        part, number = _by_bin(alone[members], nodes)
-        held, read, opened = held + part, read + part, opened + number
-    total = everywhere.size
-    held = held + total
+        loads += _by_bin(alone[members], nodes)
+    held = loads[0] + everywhere.size
     if read_once:
-        by_reader = (
-            each.reshape(ranks_per_node, nodes).sum(axis=0)
-            for each in _by_bin(everywhere, ranks_per_node * nodes)
-        )
-        part, number = by_reader
-        read, opened, sent = read + part, opened + number, (nodes - 1) * total
+        of_ranks = _by_bin(everywhere, ranks_per_node * nodes)
+        loads += of_ranks.reshape(2, ranks_per_node, nodes).sum(axis=1)
     else:
-        read, opened = read + total, opened + len(everywhere)
-    return StagingPlan(mode, read_once, held, read, opened, sent)
+        loads += [[everywhere.size], [len(everywhere)]]
+    sent = (nodes - 1) * everywhere.size if read_once else 0
+    return StagingPlan(mode, read_once, held, *loads, sent)
 
 
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
@@ -67,9 +61,10 @@ def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
     return Files.of(files).folder("train").size * (nodes - 1) / nodes
 
 
-def _by_bin(files: Files, bins: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The bytes and the number of files in each bin, both [bins]."""
-    sums = np.zeros(bins, dtype=np.int64)
+def _by_bin(files: Files, bins: int) -> npt.NDArray[np.int64]:
+    """The bytes and the number of files in each bin, [2, bins]."""
+    loads = np.zeros((2, bins), np.int64)
     bin_of = balance(files.sizes, bins)
-    np.add.at(sums, bin_of, files.sizes)  # exact, unlike a weighted bincount, which adds float64
-    return sums, np.bincount(bin_of, minlength=bins)
+    np.add.at(loads[0], bin_of, files.sizes)  # exact, unlike a weighted bincount, which adds float64
+    loads[1] = np.bincount(bin_of, minlength=bins)
+    return loads

@@ -11,22 +11,22 @@ on which the ranks answered the roll call.
 import os
 import queue
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from mlhpc.common.data.manifest import File
-from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_each_rank
-from mlhpc.common.ranks.links import listening
+from mlhpc.common.ranks.collectives import attempt, gather_or_raise
+from mlhpc.common.ranks.links import linked
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.copier import Copied
 from mlhpc.common.staging.target import make_folders
-from mlhpc.common.staging.transfer import LinkBroken, Receiver, cause_of, send_file
+from mlhpc.common.staging.transfer import Links, Receiver, cause_of, send_file
 
 T = TypeVar("T")
 
@@ -51,134 +51,78 @@ class Todo(NamedTuple):
     present: list[File]
 
 
-@dataclass(frozen=True)
 class Ring:
-    """A ring of ``ranks``, this rank's ``position`` in it, and its connections to its neighbours."""
+    """A ring of ``ranks`` that forward ``files`` to one another, as seen by ``rank``. ``readers``: for each file,
+    the position in the ring of the rank that reads it from the source. ``files`` and ``readers`` are the same on
+    all ranks of the ring."""
 
-    position: int
-    ranks: Sequence[int]
-    predecessor: socket.socket
-    successor: socket.socket
-
-    @property
-    def size(self) -> int:
-        """The number of ranks in the ring."""
-        return len(self.ranks)
-
-    @property
-    def before(self) -> int:
-        """The rank that sends to this one."""
-        return self.ranks[self.position - 1]
-
-    @property
-    def after(self) -> int:
-        """The rank to which this one sends."""
-        return self.ranks[(self.position + 1) % self.size]
-
-
-@contextmanager
-def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
-    """Context manager that connects the ring of ``ranks``, which includes this rank; yields None if ``ranks`` is
-    empty.
-
-    Called by all ranks. Raises UserError, the same on all ranks, if neighbours cannot connect.
-    """
-    with ExitStack() as connections, listening(world) as port:
-
-        def neighbours() -> Ring | None:
-            if not ranks:
-                return None
-            at = ranks.index(world.rank)
-            before, after = ranks[at - 1], ranks[(at + 1) % len(ranks)]
-            (successor,), (predecessor,) = port.meet([after], [before])
-            for link in (successor, predecessor):
-                connections.enter_context(link)
-            return Ring(at, tuple(ranks), predecessor, successor)
-
-        yield on_each_rank(world, neighbours)
-
-
-class Exchange:
-    """One rank's part in forwarding ``files`` around ``ring``. ``readers``: for each file, the position in the
-    ring of the rank that reads it from the source. ``files`` and ``readers`` are the same on all ranks of the
-    ring."""
-
-    def __init__(self, ring: Ring, files: Sequence[File], readers: Sequence[int], target: Path) -> None:
-        self._ring = ring
-        self._files = files
-        self._readers = readers
-        self._target = target
+    def __init__(
+        self, rank: int, ranks: Sequence[int], files: Sequence[File], readers: Sequence[int], target: Path
+    ) -> None:
+        self._position = ranks.index(rank)
+        self._next = (self._position + 1) % len(ranks)
+        self.before, self.after = ranks[self._position - 1], ranks[self._next]
+        self._readers = dict(zip(files, readers, strict=True))
         self._number = {file: number for number, file in enumerate(files)}
-        self._to_send: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._failures: list[BaseException] = []  # of this rank's threads, all of which stop at the first one
+        self._target = target
+        self._to_send: queue.SimpleQueue[File | None] = queue.SimpleQueue()
+
+    def reads(self, file: File) -> bool:
+        """Return whether this rank, if it lacks ``file``, reads it from the source."""
+        return self._readers.get(file, self._position) == self._position
 
     def send(self, file: File) -> None:
-        """Forward ``file``, which is complete in the target, unless it does not belong to the ring or the
-        successor reads it from the source. Thread-safe."""
-        number = self._number.get(file)
-        if number is not None and self._readers[number] != (self._ring.position + 1) % self._ring.size:
-            self._to_send.put(number)
+        """Forward ``file``, which is complete in the target, unless it does not belong to the ring or the next
+        rank reads it from the source. Thread-safe."""
+        if self._readers.get(file, self._next) != self._next:
+            self._to_send.put(file)
 
-    def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
+    def run(
+        self,
+        connections: Sequence[socket.socket],
+        copy: Callable[[list[BaseException]], Copied],
+        received: Callable[[File], None],
+    ) -> Copied:
         """Run ``copy``, which calls ``send`` for the files that this rank reads, while other threads send and
-        receive files. ``copy`` gets a list of failures, and must stop once that list is not empty. ``received`` is
-        called with each received file, from another thread.
+        receive files. ``connections``: to the rank after this one, and from the rank before it; none in a ring of
+        one. ``copy`` gets a list of failures, and must stop once that list is not empty. ``received`` is called
+        with each received file, from another thread.
 
         Returns the result of ``copy`` once every file has been forwarded. Raises what ``copy`` raises, UserError,
         or LinkBroken if a neighbour ends; this rank's neighbours then get LinkBroken.
         """
-        copied = None
-        with ThreadPoolExecutor(2, thread_name_prefix="ring") as pool:
-            try:
-                make_folders(self._target, {os.path.dirname(file.path) for file in self._files})
-                pool.submit(self._or_abort, self._send_all)
-                pool.submit(self._or_abort, lambda: self._receive_all(received))
-                copied = copy(self._failures)
-            except BaseException as error:
-                self._fail(error)
-        if copied is None or self._failures:
-            # The predecessor only sends, so it would not notice an end of file. Closing a connection with unread
-            # bytes resets it, so that sending fails.
-            for connection in (self._ring.predecessor, self._ring.successor):
-                connection.close()
-            # A cause, rather than its symptom.
-            raise min(self._failures, key=lambda error: isinstance(error, LinkBroken))
-        return copied
+        links = Links(connections)
 
-    def _or_abort(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._fail(error)
+        def send_all() -> None:
+            to = f"rank {self.after}, the next in the ring,"
+            for file in iter(self._to_send.get, None):
+                send_file(connections[0], self._number[file], file, self._target, to)
 
-    def _fail(self, error: BaseException) -> None:
-        self._failures.append(error)
-        self._abort()
-
-    def _abort(self) -> None:
-        """Stop both threads."""
-        self._to_send.put(None)
-        for connection in (self._ring.predecessor, self._ring.successor):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def _send_all(self) -> None:
-        after = (self._ring.position + 1) % self._ring.size
-        next_rank = f"rank {self._ring.after}, the next in the ring,"
-        for _ in range(sum(reader != after for reader in self._readers)):
-            number = self._to_send.get()
-            if number is None:
+        def receive_all() -> None:
+            sender = f"rank {self.before}, the previous in the ring,"
+            expected = {number: file for file, number in self._number.items() if not self.reads(file)}
+            if not expected:
                 return
-            send_file(self._ring.successor, number, self._files[number], self._target, next_rank)
+            receiver = Receiver(connections[1], self._target, self.before, sender)
+            while expected:
+                file = receiver.next(expected)
+                received(file)
+                self.send(file)
 
-    def _receive_all(self, received: Callable[[File], None]) -> None:
-        before = f"rank {self._ring.before}, the previous in the ring,"
-        receiver = Receiver(self._ring.predecessor, self._target, self._ring.before, before)
-        expected = {n: self._files[n] for n, r in enumerate(self._readers) if r != self._ring.position}
-        while expected:
-            file = receiver.next(expected)
-            received(file)
-            self.send(file)
+        def copy_and_receive() -> Copied:
+            make_folders(self._target, {os.path.dirname(file.path) for file in self._number})
+            receiving = pool.submit(links.attempt, receive_all)
+            copied = copy(links.failures)
+            receiving.result()
+            return copied
+
+        with ThreadPoolExecutor(2, thread_name_prefix="ring") as pool:
+            pool.submit(links.attempt, send_all)
+            copied = links.attempt(copy_and_receive)
+            self._to_send.put(None)
+        links.raise_failure()
+        assert copied is not None
+        return copied
 
 
 def copy_and_pass_on(
@@ -196,28 +140,23 @@ def copy_and_pass_on(
     Called by all ranks. Raises UserError, the same on all ranks; if one rank's error broke the connections of
     other ranks, that error is raised.
     """
-    files, readers = _lacking_somewhere(world, share, todo)
+    ring = Ring(world.rank, share.ring or [world.rank], *_lacking_somewhere(world, share, todo), target)
+    own = Todo(*([file for file in of if ring.reads(file)] for of in todo))
     received: list[File] = []
+
+    def in_place(file: File) -> None:
+        ring.send(file)
+        advance(1)
 
     def note(file: File) -> None:
         received.append(file)
         advance(1)
 
-    with open_ring(world, share.ring) as ring:
-        position = ring.position if ring else 0
-        from_ring = {file for file, reader in zip(files, readers, strict=True) if reader != position}
-        own = Todo(*([file for file in of if file not in from_ring] for of in todo))
-        exchange = Exchange(ring, files, readers, target) if ring else None
-
-        def in_place(file: File) -> None:
-            if exchange:
-                exchange.send(file)
-            advance(1)
+    after, before = ([ring.after], [ring.before]) if share.ring else ([], [])
+    with linked(world, after, before) as links:
 
         def work() -> T:
-            if exchange is None:
-                return report(copy(own, in_place, []), received)
-            copied = exchange.run(lambda failures: copy(own, in_place, failures), note)
+            copied = ring.run([*chain(*links)], lambda failures: copy(own, in_place, failures), note)
             return report(copied, received)
 
         done, error = attempt(work)

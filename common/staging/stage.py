@@ -46,7 +46,6 @@ from mlhpc.common.staging.record import prepare, record_of, write_record
 from mlhpc.common.staging.ring import Share, Todo, copy_and_pass_on
 from mlhpc.common.staging.target import (
     FILE_OVERHEAD,
-    Need,
     StagingGroup,
     check_room,
     exclusive,
@@ -161,15 +160,14 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
         share = _share_of_rank(manifest.files, files_of_group, world.rank, group, mode, read_once)
         todo = Todo([], [])
 
-        def survey() -> Need:
+        def survey() -> int:
             _survey([*share.alone, *share.passed], manifest.root, target, staged_before, todo)
-            size = sum(file.size + FILE_OVERHEAD for file in todo.missing)
-            return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
+            return sum(file.size + FILE_OVERHEAD for file in todo.missing)
 
         with exclusive(target, world, group) as in_use:
             known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
             staged_before = known[group.members[0]]
-            check_room(on_all_ranks(world, survey))
+            check_room(on_all_ranks(world, survey), target, group, world)
             on_each_rank(world, lambda: write_record(manifest, target, files_of_group, group, mode))
             yield Ready(share, todo, in_use, read_once)
     except BaseException:

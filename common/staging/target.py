@@ -9,15 +9,13 @@ import re
 import secrets
 import stat
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic, locks
-from mlhpc.common.files.filesystem import FileSystem, as_user_error
+from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_each_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
@@ -39,16 +37,6 @@ class StagingGroup:
     members: tuple[int, ...]
     leads: bool
     all: tuple[tuple[int, ...], ...]
-
-
-class Need(NamedTuple):
-    """What a rank reports to check the free space: the bytes that it must write; the first rank of its group; and,
-    from that first rank only, the file system."""
-
-    size: int
-    leader: int
-    target: Path
-    filesystem: FileSystem | None
 
 
 def staging_group(source: Path, target: Path, world: World, mode: Mode) -> StagingGroup:
@@ -146,20 +134,27 @@ def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]
         release(fd)
 
 
-def check_room(needs: Sequence[Need]) -> None:
-    """Raise UserError, the same on every rank, if a target has too little space."""
-    sizes: Counter[int] = Counter()
-    for need in needs:
-        sizes[need.leader] += need.size
-    for need in needs:
-        filesystem, size = need.filesystem, sizes[need.leader]
-        if filesystem is not None and size > filesystem.free_bytes:
-            raise UserError(
-                f"{need.target}: staging needs {bytes_text(size)}, but {filesystem.type} on "
-                f"{filesystem.mount_point} has only {bytes_text(filesystem.free_bytes)} "
-                f"free{' (it is memory)' if filesystem.is_ram else ''}; "
-                "free some, choose another --stage, or use staging.mode=shard over more nodes"
-            )
+def check_room(sizes: Sequence[int], target: Path, group: StagingGroup, world: World) -> None:
+    """Raise UserError, the same on all ranks, if a target has too little space. ``sizes``: the bytes that each
+    rank must write. Called by all ranks."""
+
+    def check() -> None:
+        if group.leads:
+            size = sum(sizes[rank] for rank in group.members)
+            require_room(target, size, "staging", "use staging.mode=shard over more nodes")
+
+    on_each_rank(world, check)
+
+
+def require_room(target: Path, size: int, purpose: str, remedy: str) -> None:
+    """Raise UserError if ``purpose`` needs more space in ``target``, ``size`` bytes, than there is."""
+    filesystem = filesystem_of(target)
+    if size > filesystem.free_bytes:
+        raise UserError(
+            f"{target}: {purpose} needs {bytes_text(size)}, but {filesystem.type} on {filesystem.mount_point} has "
+            f"only {bytes_text(filesystem.free_bytes)} free{' (it is memory)' if filesystem.is_ram else ''}; "
+            f"free some space, choose another --stage, or {remedy}"
+        )
 
 
 def require_own(target: Path) -> None:
@@ -208,19 +203,14 @@ def _others_may_replace(status: os.stat_result) -> bool:
 def make_folders(target: Path, folders: Iterable[str]) -> None:
     """Create ``folders``, relative to ``target``. Raises UserError if a folder cannot be created or is a link."""
     with as_user_error(target, "cannot be written", "choose another --stage"):
-        for folder in sorted({"/".join(p) for path in folders for p in _prefixes(path)}):
-            path = target / folder
+        paths = {path for folder in folders for path in (Path(folder), *Path(folder).parents)}
+        for path in sorted(target / path for path in paths - {Path()}):
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
             if not stat.S_ISDIR(path.lstat().st_mode):
                 raise UserError(
                     f"{path} must be a folder, not a symbolic link to one; choose another --stage"
                 )
-
-
-def _prefixes(path: str) -> Iterator[list[str]]:
-    parts = [part for part in path.split("/") if part]
-    return (parts[: n + 1] for n in range(len(parts)))
 
 
 def unlink(target: Path, paths: Iterable[str]) -> None:
@@ -280,8 +270,3 @@ def _user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-def in_use(target: Path) -> bool:
-    """Return whether another run uses the data staged in ``target``."""
-    return locks.in_use(target)

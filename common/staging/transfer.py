@@ -6,10 +6,10 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mlhpc.common.data.manifest import File
 from mlhpc.common.files.filesystem import as_user_error
@@ -19,6 +19,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.copier import BLOCK, write_verified
 from mlhpc.errors import UserError
 
+T = TypeVar("T")
 _HEADER = struct.Struct("<Iq")  # the file's number and its modification time in ns
 _LINK_ERRNOS = frozenset(
     {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
@@ -61,6 +62,35 @@ def send_file(
         ):
             if file.size and connection.sendfile(reader, count=file.size) != file.size:
                 raise UserError(changed)
+
+
+class Links:
+    """The ``connections`` of a rank's threads, all of which stop as soon as one of them has failed. ``failures``:
+    their errors; a list to which other threads may add."""
+
+    def __init__(self, connections: Iterable[socket.socket]) -> None:
+        self.failures: list[BaseException] = []
+        self._connections = tuple(connections)
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """The result of ``work``; None if it fails, which ends the other threads, or if one of them has failed."""
+        try:
+            return None if self.failures else work()
+        except BaseException as error:
+            self.failures.append(error)
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            return None
+
+    def raise_failure(self) -> None:
+        """Raise the error of a thread, if there is one: a cause rather than its symptom, a broken link."""
+        if self.failures:
+            # A rank that only sends would not notice an end of file, but closing with unread bytes resets the
+            # connection, so that its sending fails.
+            for connection in self._connections:
+                connection.close()
+            raise min(self.failures, key=lambda error: isinstance(error, LinkBroken))
 
 
 class Receiver:

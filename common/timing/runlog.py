@@ -30,7 +30,7 @@ from mlhpc.common.timing.event_files import events_path
 from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
-from mlhpc.errors import QUIET, Terminated, UserError
+from mlhpc.errors import QUIET, UserError, reason_of
 from mlhpc.quantities import duration_text
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class RunLog:
                 if sync:
                     self.world.barrier()
             except BaseException as raised:
-                error = _reason(raised)
+                error = reason_of(raised)
                 self.world.fail(error)  # here, while the failed phase is still open
                 raise
             finally:
@@ -464,9 +464,3 @@ class RunLog:
                 self._mllog = open_mllog(self.out / "run.log")
             if any(phase == "run" for phase in self._open_spans):
                 self._run_stop(at, reason=str(loss))
-
-
-def _reason(raised: BaseException) -> str:
-    if isinstance(raised, UserError | Terminated):
-        return str(raised)
-    return "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"

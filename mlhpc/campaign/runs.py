@@ -78,7 +78,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
     """Keep ``instances`` runs active until all of ``names`` are done. Returns the reason for stopping early,
     or ""."""
     states = [read_run(campaign, name) for name in campaign.names]
-    queue = [name for name in names if read_run(campaign, name).state in ("to do", "aborted")]
+    queue = [s.name for s in states if s.name in names and s.state in ("to do", "aborted")]
     if campaign.metric == "weak" and 0 < len(queue) < campaign.runs:
         # Throughput counts from the first start to the last end, including any pause.
         console.print(
@@ -90,7 +90,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
     aborted, why = 0, ""
     try:
         while queue or running:
-            why = _no_score_possible(campaign) if campaign.metric == "strong" else ""
+            why = _no_score_possible(states) if campaign.metric == "strong" else ""
             if aborted >= ABORTS_IN_A_ROW:
                 why = f"{aborted} runs in a row were aborted: fix the cause, then restart"
             if why:
@@ -111,10 +111,10 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
                 if process.poll() is None:
                     continue
                 del running[slot]
-                state = read_run(campaign, name)
+                states = _read_all(campaign, names, [name for name, _ in running.values()])
+                state = states[campaign.names.index(name)]
                 aborted = aborted + 1 if state.state == "aborted" else 0
                 console.print(Text(f"{name}: {state.state}" + (f": {state.why}" if state.why else "")))
-                states = _read_all(campaign, names, [name for name, _ in running.values()])
                 save(campaign, states, score_of(campaign, states), why)
     finally:
         end([process for _, process in running.values()], GRACE_S)
@@ -130,10 +130,10 @@ def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = (
     ]
 
 
-def _no_score_possible(campaign: Campaign) -> str:
+def _no_score_possible(states: Sequence[RunState]) -> str:
     """The reason why these runs can no longer have a score, or "". Only one run may miss the target, and it counts
     as the slowest run (MLPerf training rules, "Benchmark Results")."""
-    missed = [name for name in campaign.names if read_run(campaign, name).state == "missed"]
+    missed = [state.name for state in states if state.state == "missed"]
     if len(missed) < 2:
         return ""
     return f"{' and '.join(missed)} missed the target; only one run may miss it, so no score is possible"

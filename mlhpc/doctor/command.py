@@ -23,7 +23,7 @@ from mlhpc.doctor.check_result import CheckResult, Status
 from mlhpc.doctor.checks import check_nodes, clocks
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import find_rank_info, gather_nodes
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, reason_of
 from mlhpc.quantities import count, duration_text
 from mlhpc.submission.system import description as system_description
 from mlhpc.submission.system.node import node_facts
@@ -137,8 +137,8 @@ def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckRes
             if framework == "torch":
                 network = [fabric.check(world, log)]
     except Exception as error:  # a broken build may raise any exception
-        why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return [CheckResult("fail", "framework", why, "see the lines above, and docs/guide/sites.md")]
+        remedy = "see the lines above, and docs/guide/sites.md"
+        return [CheckResult("fail", "framework", reason_of(error), remedy)]
     complete = total == rank_info.size
     counted = f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}"
     detail = f"{counted}; started in {duration_text(seconds)}"

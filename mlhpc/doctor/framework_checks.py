@@ -19,7 +19,9 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
     none_works = all((node[name] or {"error": True}).get("error") for name in ("tensorflow", "torch"))
     any_needed = framework == "none" and none_works
     if framework != "torch":
-        yield from _tensorflow(node, framework == "horovod" or any_needed)
+        needed = framework == "horovod" or any_needed
+        missing, other = f"{install('cosmoflow')}, which cosmoflow requires", install("cosmoflow-gpu")
+        yield from _framework("TensorFlow", node["tensorflow"], node, needed, missing, other)
         yield from _horovod(node, rank_info, framework == "horovod")
     if framework != "horovod":
         yield from _torch(node, framework == "torch" or any_needed)
@@ -51,21 +53,8 @@ def compiled(node: Node) -> Iterator[CheckResult]:
             yield CheckResult("warn", f"compiled {name}", detail, remedy)
 
 
-def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
-    facts, name = node["tensorflow"], "TensorFlow"
-    if facts is None:
-        remedy = f"{install('cosmoflow')}, which cosmoflow requires"
-        yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
-    else:
-        yield from _framework(name, facts, node, needed, install("cosmoflow-gpu"))
-
-
 def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
-    facts, name = node["torch"], "PyTorch"
-    if facts is None:
-        remedy = f"{install('deepcam,resnet50')}, which deepcam and resnet50 require"
-        yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
-        return
+    facts, name = node["torch"] or {}, "PyTorch"
     if missing := facts.get("without_code"):
         detail, _, remedy = missing.partition(": ")
         yield CheckResult("fail" if needed else "warn", name, detail, remedy)
@@ -75,7 +64,8 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
             "warn", "graphs", f"unavailable with several ranks: {missing}", "leave training.cuda_graphs off"
         )
     remedy = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
-    yield from _framework(name, facts, node, needed, remedy)
+    missing = f"{install('deepcam,resnet50')}, which deepcam and resnet50 require"
+    yield from _framework(name, node["torch"], node, needed, missing, remedy)
     if node["gpus"] and facts.get("gpus") and not facts["built"]:
         own = str(facts["backend"]).upper() + (", which is RCCL" if facts.get("rocm") else "")
         remedy = f"gradients would be sent through the host: install a build with {own}"
@@ -83,10 +73,14 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
 
 
 def _framework(
-    name: str, facts: Mapping[str, Any], node: Node, needed: bool, other_build: str
+    name: str, facts: Mapping[str, Any] | None, node: Node, needed: bool, missing: str, other_build: str
 ) -> Iterator[CheckResult]:
+    """Check a framework from its ``facts``; None: it is not installed, and ``missing`` is the remedy."""
     bad: Status = "fail" if needed else "warn"
     gpus = len(node["gpus"])
+    if facts is None:
+        yield CheckResult(bad, name, "not installed", missing)
+        return
     if facts.get("error"):
         yield CheckResult(bad, name, facts["error"], "reinstall it in this environment")
         return

@@ -8,9 +8,10 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import Template
 
 from rich.console import Console
 
@@ -196,89 +197,71 @@ def _container() -> str | None:
     return next((program for program in ("apptainer", "singularity") if shutil.which(program)), None)
 
 
+class _SiteFile(Template):
+    delimiter = "@"  # a shell has $
+
+
 def site_file(name: str, facts: SiteFacts) -> str:
     """The text of the site file, at most 30 lines."""
-    where = "in a job" if facts.in_job else "not in a job: CHECK on a compute node"
-    hardware = count(facts.cores, "core") + (f", {count(facts.gpus, 'GPU')}" if facts.gpus else ", no GPU")
-    lines = [
-        "# shellcheck shell=bash",
-        f"# {name}: {hardware} per node. Written by mlhpc doctor on {facts.host} ({where}). Submit with",
-        *_submit_line(name, facts),
-        "# Sourced by run_scripts/* at the top of the checkout. DATA, OUT and STAGE may already be set.",
-        "",
-        *_module_lines(facts),
-        "if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi",
-    ]
-    if facts.container:
-        lines.append(f'# In a container: export LAUNCH_WRAP="{CONTAINERS[facts.container]}"')
-    shared = facts.shared or "$PWD"
-    check = "CHECK: " if facts.shared is None else ""
-    note = (
-        "no shared file system was found; all nodes must be able to access this folder"
-        if check
-        else "shared by all nodes"
-    )
-    lines += [
-        "",
-        f"# {check}{note}.",
-        f"SHARED=${{SHARED:-{shared}}}",
-        "export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}",
-        "export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}",
-        f"# CHECK: node-local storage{f' ({facts.local_note})' if facts.local else ': none was found'}.",
-        f"export STAGE=${{STAGE:-{facts.local or '/tmp'}/mlhpc-$SLURM_JOB_ID}}",
-    ]
-    if facts.gpus:
-        lines += ["# A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it."]
-        lines += ["export SLURM_GPU_BIND=none"]
-    lines += _numa_lines(facts)
-    lines += _network_lines(facts.interface)
-    return "\n".join(lines) + "\n"
-
-
-def _submit_line(name: str, facts: SiteFacts) -> list[str]:
     ranks = facts.gpus or 1
     options = [f"-p {facts.partition}"] if facts.partition else []
     options += ["-N 2", f"--ntasks-per-node={ranks}", f"--cpus-per-task={max(1, facts.cores // ranks)}"]
     options += [f"--gpus-per-node={facts.gpus}"] if facts.gpus else []
-    return [
-        f"#   MLHPC_SITE={name} BENCHMARK=cosmoflow PRESET=smoke \\",
-        f"#     sbatch {' '.join(options)} run_scripts/run.sbatch",
-    ]
+    wrap = CONTAINERS.get(facts.container or "")
+    not_found = "CHECK: no shared file system was found; all nodes must be able to access this folder"
+    values = {
+        "name": name,
+        "host": facts.host,
+        "hardware": f"{count(facts.cores, 'core')}, {count(facts.gpus, 'GPU') if facts.gpus else 'no GPU'}",
+        "where": "in a job" if facts.in_job else "not in a job: CHECK on a compute node",
+        "options": " ".join(options),
+        "modules": _modules(facts),
+        "container": f'# In a container: export LAUNCH_WRAP="{wrap}"\n' if wrap else "",
+        "shared": facts.shared or "$PWD",
+        "shared_note": "shared by all nodes" if facts.shared else not_found,
+        "local": facts.local or "/tmp",
+        "local_note": f" ({facts.local_note})" if facts.local else ": none was found",
+        "optional": _gpus(facts.gpus) + _numa(facts) + _network(facts.interface),
+    }
+    template = Path(__file__).with_name("site_file.template").read_text("utf-8")
+    return _SiteFile(template).substitute(values).rstrip() + "\n"
 
 
-def _module_lines(facts: SiteFacts) -> Sequence[str]:
+def _modules(facts: SiteFacts) -> str:
     if not facts.has_modules:
-        return ["# No environment modules were found."]
+        return "# No environment modules were found."
     if not facts.modules:
-        return ["# CHECK: no modules were loaded when this was written.", "module purge"]
-    return ["# CHECK: the loaded modules.", "module purge", f"module load {shlex.join(facts.modules)}"]
+        return "# CHECK: no modules were loaded when this was written.\nmodule purge"
+    return f"# CHECK: the loaded modules.\nmodule purge\nmodule load {shlex.join(facts.modules)}"
 
 
-def _numa_lines(facts: SiteFacts) -> Sequence[str]:
+def _gpus(gpus: int) -> str:
+    why = "# A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it.\n"
+    return f"{why}export SLURM_GPU_BIND=none\n" if gpus else ""
+
+
+def _numa(facts: SiteFacts) -> str:
     if len(facts.numa) < 2:
-        return []
+        return ""
     nodes = few([f"{node}: {ranges(cores)}" for node, cores in facts.numa.items()], 3)
-    if 0 < facts.gpus == len(facts.gpu_cores):
-        lists = [ranges(cores) for cores in facts.gpu_cores]
-        on = " ".join(map(str, facts.gpu_nodes))
-        return [
-            f"# CHECK: NUMA nodes ({nodes}).",
-            f"# Each rank is bound near its GPU; in PCI order the GPUs are on nodes {on}.",
-            "export SLURM_CPU_BIND=none",
-            "MLHPC_BIND=" + ":\\\n".join(":".join(lists[at : at + 4]) for at in range(0, len(lists), 4)),
-            "export MLHPC_BIND",
-        ]
-    return [
-        f"# CHECK: NUMA nodes ({nodes}). An equal share of the cores for each rank, with memory near them.",
-        "export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores",
-    ]
+    if not 0 < facts.gpus == len(facts.gpu_cores):
+        return (
+            f"# CHECK: NUMA nodes ({nodes}). An equal share of the cores for each rank, with memory near them.\n"
+            "export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores\n"
+        )
+    lists = [ranges(cores) for cores in facts.gpu_cores]
+    of_ranks = ":\\\n".join(":".join(lists[at : at + 4]) for at in range(0, len(lists), 4))
+    on = " ".join(map(str, facts.gpu_nodes))
+    return (
+        f"# CHECK: NUMA nodes ({nodes}).\n"
+        f"# Each rank is bound near its GPU; in PCI order the GPUs are on nodes {on}.\n"
+        f"export SLURM_CPU_BIND=none\nMLHPC_BIND={of_ranks}\nexport MLHPC_BIND\n"
+    )
 
 
-def _network_lines(interface: str | None) -> Sequence[str]:
+def _network(interface: str | None) -> str:
     if interface is None:
-        return []
+        return ""
     names = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return [
-        "# CHECK: the fastest active interface.",
-        f"export {' '.join(f'{variable}={interface}' for variable in names)}",
-    ]
+    variables = " ".join(f"{variable}={interface}" for variable in names)
+    return f"# CHECK: the fastest active interface.\nexport {variables}\n"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,19 +36,23 @@ def watch(
     place; otherwise one line per minute and one per epoch. Returns 0 if the run met its target, was emulated, or
     is still running with ``once``; MISSED if it missed its target, 1 if it was aborted."""
     follower = Follower(folder)
-    now = _with_life(follower.look(), folder)
-    if once:
-        console.print(_panel(now))
-        return exit_status(now)
-    if console.is_terminal:
-        with Live(_panel(now), console=console, auto_refresh=False) as live:
-            while now.status == "running":
-                sleep(interval_s)
-                now = _with_life(follower.look(), folder)
+    said, at = None, 0.0
+    in_place = console.is_terminal and not once
+    with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
+        while True:
+            now = _with_life(follower.look(), folder)
+            ended = once or now.status != "running"
+            if once:
+                console.print(_panel(now))
+            elif live:
                 live.update(_panel(now), refresh=True)
-    else:
-        now = _lines(follower, now, interval_s, console, sleep)
-    return exit_status(now)
+            elif ended or now.epoch != said or time.monotonic() - at >= LINE_S:
+                console.print(Text(line(now)), soft_wrap=True)
+                console.file.flush()
+                said, at = now.epoch, time.monotonic()
+            if ended:
+                return exit_status(now)
+            sleep(interval_s)
 
 
 def exit_status(now: Progress) -> int:
@@ -56,22 +61,6 @@ def exit_status(now: Progress) -> int:
     if now.status in ("running", "success", "emulated"):
         return 0
     return MISSED if now.status == "failed" else 1
-
-
-def _lines(
-    follower: Follower, now: Progress, interval_s: float, console: Console, sleep: Callable[[float], None]
-) -> Progress:
-    said, at = None, 0.0
-    while True:
-        ended = now.status != "running"
-        if ended or now.epoch != said or time.monotonic() - at >= LINE_S:
-            console.print(Text(line(now)), soft_wrap=True)
-            console.file.flush()
-            said, at = now.epoch, time.monotonic()
-        if ended:
-            return now
-        sleep(interval_s)
-        now = _with_life(follower.look(), follower.folder)
 
 
 def _with_life(now: Progress, folder: Path) -> Progress:

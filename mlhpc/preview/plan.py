@@ -1,5 +1,7 @@
 """``mlhpc data plan``: compares the staging modes for any number of nodes."""
 
+from itertools import product
+
 from rich.console import Console
 
 from mlhpc.common.data.manifest import Files
@@ -9,32 +11,27 @@ from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.plan import exchanged_bytes, plan
 from mlhpc.quantities import bytes_text, count, whole
 
-_WAYS: tuple[tuple[str, Mode, bool], ...] = (
-    ("replicate", "replicate", False),
-    ("replicate, read_once", "replicate", True),
-    ("shard", "shard", False),
-    ("shard, read_once", "shard", True),
-)
+_MODES: tuple[Mode, ...] = ("replicate", "shard")
 
 
 def show(files: Files, nodes: int, ranks_per_node: int) -> None:
     """Print the load that staging ``files`` to ``nodes`` nodes would cause in each mode."""
     total = files.size
-    ways = [
-        (name, plan(files, nodes, mode, read_once=read_once, ranks_per_node=ranks_per_node))
-        for name, mode, read_once in _WAYS
+    plans = [
+        plan(files, nodes, mode, read_once=read_once, ranks_per_node=ranks_per_node)
+        for mode, read_once in product(_MODES, (False, True))
     ]
     costs = table(
         "plan",
-        ways,
+        plans,
         {
-            "staging": lambda row: row[0],
-            "per node": lambda row: bytes_text(int(row[1].held.max())),
-            "source reads": lambda row: bytes_text(int(row[1].read.sum())),
-            "source opens": lambda row: whole(row[1].opens),
-            "per rank": lambda row: whole(-(-int(row[1].files.max()) // ranks_per_node)),
-            "max ÷ mean": lambda row: f"{row[1].imbalance:.4f}",
-            "node to node": lambda row: bytes_text(row[1].sent),
+            "staging": lambda row: row.mode + ", read_once" * row.read_once,
+            "per node": lambda row: bytes_text(int(row.held.max())),
+            "source reads": lambda row: bytes_text(int(row.read.sum())),
+            "source opens": lambda row: whole(row.opens),
+            "per rank": lambda row: whole(-(-int(row.files.max()) // ranks_per_node)),
+            "max ÷ mean": lambda row: f"{row.imbalance:.4f}",
+            "node to node": lambda row: bytes_text(row.sent),
         },
     )
     console = Console()

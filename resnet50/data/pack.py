@@ -19,14 +19,13 @@ from isal import isal_zlib
 from mlhpc.common.data import generate
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.files.filesystem import as_user_error, filesystem_of
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.record import identity, record_of
 from mlhpc.common.staging.stage import RankReport, StagingReport, remove, report_of
 from mlhpc.common.staging.target import (
-    Need,
     StagingGroup,
     check_room,
     exclusive,
@@ -100,10 +99,6 @@ def pack(
     # Computed only once, and only on ranks that record the identity, since there may be a million files.
     of = identity(dataset) if team.leads else ""
 
-    def need() -> Need:
-        required = 0 if ready else size + len(sources) * _RECORD_OVERHEAD
-        return Need(required, team.members[0], target, filesystem_of(target) if team.leads else None)
-
     def write() -> RankReport:
         if not ready:
             _write(images, names, own_shards, target, workers, show=world.rank == 0)
@@ -119,7 +114,8 @@ def pack(
     try:
         with exclusive(target, world, team) as in_use:
             ready = on_all_ranks(world, lambda: _clear_target(packed, of, team, in_use))[team.members[0]]
-            check_room(on_all_ranks(world, need))
+            required = 0 if ready else size + len(sources) * _RECORD_OVERHEAD
+            check_room(world.gather(required), target, team, world)
             # The record is written first, so that all files named in it are ours.
             on_all_ranks(world, lambda: None if ready else _record(packed, of, team))
             written, error = attempt(write)

@@ -68,17 +68,12 @@ def rank_0(size: int, local: int, timeout_s: float) -> None:
     with socket.create_server((LOOPBACK, 0), backlog=1024) as listener:
         print(port := listener.getsockname()[1], flush=True)
         started = time.process_time()
-        call = RollCall.call(
-            peer_of(0, local),
-            size,
-            Rendezvous((LOOPBACK,), (port,), SECRET),
-            listener=listener,
-            timeout_s=timeout_s,
-        )
+        meeting = Rendezvous((LOOPBACK,), (port,), SECRET, size, timeout_s=timeout_s)
+        call = RollCall.call(peer_of(0, local), meeting, listener)
     cpu_s = time.process_time() - started
     sockets = sum("socket:" in os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir())
     print(json.dumps({"cpu_s": cpu_s, "sockets": sockets, "ranks": len(call.roll)}), flush=True)
-    call.on_loss(lambda loss: print(loss, flush=True))
+    call.on_loss = lambda loss: print(loss, flush=True)
     call.start_beating()
     sys.stdin.read()
     os._exit(0)

@@ -19,7 +19,7 @@ try:
     roll_call = launch.call_roll(info, os.environ, timeout_s=30)
 except UserError as error:
     sys.exit(f"mlhpc: {error}")
-roll_call.on_loss(lambda loss: print(f"callback of {info.rank}: {loss.reason}"))
+roll_call.on_loss = lambda loss: print(f"callback of {info.rank}: {loss.reason}")
 roll_call.enter(f"work of {info.rank}")
 roll_call.start_beating()
 assert roll_call.broadcast({"answer": info.rank}) == {"answer": 0}

@@ -18,7 +18,6 @@ from mlhpc.common.files.filesystem import FileSystem
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.stage import remove, stage
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data import pack as packing
 from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.pack import pack
@@ -278,7 +277,7 @@ def test_a_full_disk_is_a_one_line_error_and_no_files_are_left(pictures, target,
             packed(pictures, target)
         assert files_below(target) == []
         roomy = FileSystem("tmpfs", target, True, 10**12)
-        monkeypatch.setattr(packing, "filesystem_of", lambda path: roomy)
+        monkeypatch.setattr("mlhpc.common.staging.target.filesystem_of", lambda path: roomy)
         outcomes = on_ranks(1, 2, lambda world: packed(pictures, target, world))
         fails_alike(outcomes, f"{target} cannot be written: No space left on device (tmpfs on", "free some")
         assert files_below(target) == []
@@ -288,7 +287,7 @@ def test_a_full_disk_is_a_one_line_error_and_no_files_are_left(pictures, target,
 
 def test_a_folder_with_too_little_room_is_not_left(pictures, target, monkeypatch):
     small = FileSystem("tmpfs", target, True, 10)
-    monkeypatch.setattr(packing, "filesystem_of", lambda path: small)
+    monkeypatch.setattr("mlhpc.common.staging.target.filesystem_of", lambda path: small)
     with pytest.raises(UserError, match="staging needs "):
         packed(pictures, target)
     assert not target.exists()

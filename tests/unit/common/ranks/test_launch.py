@@ -391,7 +391,7 @@ ONE_NODE = TORCHRUN | {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "GROUP_
 def test_the_ranks_of_one_node_connect_over_loopback(monkeypatch, env):
     """Whatever name the launcher uses for the node: they must not be reachable from outside."""
     met = []
-    monkeypatch.setattr(launch.RollCall, "call", lambda me, size, rendezvous, **rest: met.append(rendezvous))
+    monkeypatch.setattr(launch.RollCall, "call", lambda me, rendezvous: met.append(rendezvous))
     launch.call_roll(identify(env), {})
     assert met[0].hosts == ("127.0.0.1",)
 

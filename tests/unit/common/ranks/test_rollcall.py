@@ -31,7 +31,7 @@ def rendezvous():
     """Where nothing else listens: the ports of a new token, as launch derives them."""
     token = os.urandom(8).hex()
     ports = identify({"MLHPC_RANK": "0", "MLHPC_SIZE": "2", "MLHPC_TOKEN": token}).ports
-    return Rendezvous(("127.0.0.1",), ports, Secret("job 1", token.encode()))
+    return Rendezvous(("127.0.0.1",), ports, Secret("job 1", token.encode()), 2)
 
 
 def call(rendezvous, ranks, size, timeout_s=20.0, hosts=()):
@@ -40,7 +40,7 @@ def call(rendezvous, ranks, size, timeout_s=20.0, hosts=()):
     def one(rank):
         me = Peer(rank, f"n{rank}", 0, os.getpid())
         try:
-            return RollCall.call(me, size, rendezvous, hosts=hosts, timeout_s=timeout_s)
+            return RollCall.call(me, replace(rendezvous, size=size, nodes=tuple(hosts), timeout_s=timeout_s))
         except UserError as error:
             return error
 
@@ -315,9 +315,9 @@ def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch)
     monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))
     calls = call(rendezvous, range(3), 3)
     for c in calls[:2]:
-        c.before_exit(lambda rank=c.me.rank: cleaned.append(rank))
-        c.on_loss(lambda loss, rank=c.me.rank: reported.append((rank, str(loss))))
-        c.name_places(lambda rank: f"group {rank // 2}")
+        c.before_exit = lambda rank=c.me.rank: cleaned.append(rank)
+        c.on_loss = lambda loss, rank=c.me.rank: reported.append((rank, str(loss)))
+        c.place_of = lambda rank: f"group {rank // 2}"
     calls[2]._leaving.set()
     calls[2]._connections[0].sock.shutdown(socket.SHUT_RDWR)  # as of a killed process
     assert ended.acquire(timeout=30) and ended.acquire(timeout=30)
@@ -454,7 +454,7 @@ def call_on(ranks, size, timeout_s=20.0):
     def one(rank):
         me, where = rank
         try:
-            return RollCall.call(me, size, where, timeout_s=timeout_s)
+            return RollCall.call(me, replace(where, size=size, timeout_s=timeout_s))
         except UserError as error:
             return error
 

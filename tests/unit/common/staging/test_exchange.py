@@ -126,7 +126,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_every_file_somewhere(tmp_pa
 
     staged: list[bool] = []
     monkeypatch.setattr(atomic, "write_all", full)
-    monkeypatch.setattr(module, "_links", lambda *a, _real=module._links: staged.append(True) or _real(*a))
+    monkeypatch.setattr(module, "linked", lambda *a, _real=module.linked: staged.append(True) or _real(*a))
     outcomes = exchanged(source, tmp_path, 2, 1, [1])
     assert str(outcomes[0]).startswith("rank 1: ") and "No space left on device (" in str(outcomes[0]), (
         outcomes

@@ -3,6 +3,7 @@
 import re
 import resource
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,12 @@ def test_the_room_of_all_epochs_is_required_before_the_first_moves(source, tmp_p
     needed = max(peak[name] - at_first[name] for name in peak)
     for free, refused in ((needed, False), (needed - 1, True)):
         space = FileSystem("ext4", Path("/"), False, free)
-        monkeypatch.setattr(module, "filesystem_of", lambda path, space=space: space)
-        outcomes = reserved(source, tmp_path, 2, epochs, local_size=2)
+        roomy = replace(space, free_bytes=10**12)  # for staging, before it writes the manifest
+        monkeypatch.setattr(
+            "mlhpc.common.staging.target.filesystem_of",
+            lambda path, after=space, before=roomy: after if (path / "manifest.json").exists() else before,
+        )
+        outcomes = reserved(source, tmp_path / "reserved", 2, epochs, local_size=2)
         assert any(isinstance(outcome, UserError) for outcome in outcomes) == refused, outcomes
         assert ("exchanging shards needs " in str(outcomes[0])) == refused
 

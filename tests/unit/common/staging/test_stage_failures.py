@@ -21,7 +21,6 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import copier
-from mlhpc.common.staging import stage as module
 from mlhpc.common.staging.copier import BLOCK
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.errors import UserError
@@ -73,7 +72,7 @@ def test_a_full_file_system_is_refused_before_the_first_byte(
     def small(path: Path) -> FileSystem:
         return FileSystem("tmpfs", Path("/local"), True, 5_000_000 if "node1" in str(path) else 10**12)
 
-    monkeypatch.setattr(module, "filesystem_of", small)
+    monkeypatch.setattr("mlhpc.common.staging.target.filesystem_of", small)
     outcomes = on_ranks(2, 2, lambda w: stage(source, tmp_path / f"node{w.node}", w, "replicate"))
     fails_alike(
         outcomes, "node1: staging needs 14.7 MB, but tmpfs on /local has only 5 MB free (it is memory)"
@@ -86,7 +85,9 @@ def test_what_is_there_already_needs_no_room(
 ) -> None:
     stage(source, target, Solo(), "replicate")
     (target / "train" / "5.tfrecord").unlink()
-    monkeypatch.setattr(module, "filesystem_of", lambda path: FileSystem("ext4", Path("/"), False, 80_000))
+    monkeypatch.setattr(
+        "mlhpc.common.staging.target.filesystem_of", lambda path: FileSystem("ext4", Path("/"), False, 80_000)
+    )
     assert stage(source, target, Solo(), "replicate").files == 1
 
 
@@ -155,7 +156,7 @@ def test_a_real_full_disk(source: Manifest, target: Path, monkeypatch: pytest.Mo
             stage(source, target, Solo(), "replicate")
         assert contents(target) == {}
         roomy = FileSystem("tmpfs", target, True, 10**12)
-        monkeypatch.setattr(module, "filesystem_of", lambda path: roomy)
+        monkeypatch.setattr("mlhpc.common.staging.target.filesystem_of", lambda path: roomy)
         with pytest.raises(UserError, match="cannot be written: No space left on device"):
             stage(source, target, Solo(), "replicate", workers=2)
         assert no_parts(target)
