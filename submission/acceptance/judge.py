@@ -32,8 +32,8 @@ from mlhpc.submission.score.score import Strong
 from mlhpc.submission.score.set_score import division_of, scored_joules, target_of
 
 COLUMNS = ("offered", "predicted", "measured")
-_NOT_WHOLE = ("log/resumed", "log/emulated", "run/resumed", "run/status")
-"""Rules that no tier may break: the clock covers a whole training."""
+_NOT_WHOLE = ("log/resumed", "log/emulated", "run/resumed", "run/status", "set/machine")
+"""Rules that no tier may break: the clock covers a whole training, and all trainings ran on one machine."""
 
 
 @dataclass(frozen=True)

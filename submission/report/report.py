@@ -29,7 +29,6 @@ from mlhpc.submission.report.summary import (
     data_rate,
     memory_text,
     no_score,
-    packages_of,
     parts,
     place,
     progress_facts,
@@ -39,6 +38,7 @@ from mlhpc.submission.report.summary import (
     slow_ranks,
     standing,
 )
+from mlhpc.submission.system.software import packages_of
 
 _PROBLEMS_SHOWN = 20
 

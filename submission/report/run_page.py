@@ -21,6 +21,7 @@ from mlhpc.submission.findings import findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
 from mlhpc.submission.report.predicted import Beside, predicted_table, what_if_table
 from mlhpc.submission.report.summary import Part
+from mlhpc.submission.system.software import packages_of
 
 PROBLEMS_LISTED = 20
 _SLOWEST = 10
@@ -321,7 +322,7 @@ def _some(hosts: Sequence[str]) -> str:
 
 def _provenance(run: RunDirectory) -> Facts:
     env, result = run.env, run.result
-    packages = summary.packages_of(run.benchmark, run.framework, env.packages)
+    packages = packages_of(run.benchmark, run.framework, env.packages)
     samples = result.samples if result else None
     sizes = samples and f"{samples.train} for training, {samples.eval} for evaluation"
     facts = {
