@@ -63,7 +63,7 @@ def _times(accepted: Acceptance) -> Table:
 
 
 def _lines(each: Judged, changes: str) -> Iterator[str]:
-    """Yield lines about a job: the sources of its times, reasons for unknown times, changes, and problems."""
+    """Yield lines about a job: sources of times, reasons for unknown times, changes, notes, problems."""
     for column, time in {"reference": each.reference, "measured": each.times.get("measured")}.items():
         if time:
             yield f"{column}: {time.source}" + f" * scaled by predict from {time.scaled}" * bool(time.scaled)
@@ -74,7 +74,7 @@ def _lines(each: Judged, changes: str) -> Iterator[str]:
         yield f"no prediction: {each.unknown}"
     if changes:
         yield f"changes: {changes}"
-    yield from (f"fails: {problem}" for problem in each.problems)
+    yield from (*each.notes, *(f"fails: {problem}" for problem in each.problems))
 
 
 def _bandwidths(accepted: Acceptance) -> Table:

@@ -7,7 +7,8 @@ the system's N nodes. S must be at least 1.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,22 +19,28 @@ from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.energy.counters import widest
+from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import required_bandwidth
 from mlhpc.perf.prediction.model import Model, trained, with_batch
 from mlhpc.perf.prediction.result import NO_EPOCHS
+from mlhpc.perf.profile.host import another_device
 from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import count, duration_text
 from mlhpc.submission.acceptance.tender import Job, Tender
 from mlhpc.submission.check.check import SetCheck
 from mlhpc.submission.findings import verdict
+from mlhpc.submission.result_set import ResultSet, environment_of, named
 from mlhpc.submission.score.score import Strong
 from mlhpc.submission.score.set_score import division_of, scored_joules, target_of
 
 COLUMNS = ("offered", "predicted", "measured")
 _NOT_WHOLE = ("log/resumed", "log/emulated", "run/resumed", "run/status", "set/machine")
 """Rules that no tier may break: the clock covers a whole training, and all trainings ran on one machine."""
+_MODEL = re.compile(r"(.+?)(?:, (\d+) MiB)?")
+_NO_MODEL = re.compile(r"(?!.*\d\d).*|0x.*|aarch64|x86_64|.*\bMI200\b.*", re.IGNORECASE)
+"""Names that several models have: NVIDIA GPU, a number on the PCI bus, the series named by early ROCm."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Judged:
     """The verdict on a job on ``nodes`` nodes. ``times`` and ``improvements`` (c · U · S): by column, where known;
     ``unknown``: the reason if there is no prediction. ``predicted_s``: the predicted time with its interval.
     ``joules``: energy of one training run. ``bandwidths``: required and offered, in bytes/s per node. ``command``:
-    the command that runs the job."""
+    the command that runs the job. ``notes``: what was not held against the set, and why."""
 
     name: str
     nodes: int
@@ -63,6 +70,7 @@ class Judged:
     joules: float | None
     improvements: dict[str, float]
     problems: tuple[str, ...]
+    notes: tuple[str, ...]
     bandwidths: dict[str, float | None]
     command: str
 
@@ -139,9 +147,11 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
     except UserError as error:
         unknown = str(error)
     reference = _reference(job, run) if job.reference else None
-    problems, joules = list[str](), None
+    problems, notes, joules = list[str](), list[str](), None
     if checked := _of_job(job, run, nodes, sets):
         problems += _against_tier(job, run, machine, checked)
+        for fails, line in _against_machine(machine, checked.results):
+            (problems if fails else notes).append(line)
         joules = widest(scored_joules(checked.score))
         try:
             times["measured"] = _measured(machine, run, nodes, checked, root)
@@ -153,7 +163,7 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
         for column, time in times.items()
         if reference
     }
-    judged = Judged(name, nodes, reference, times, predicted_s, unknown, joules, improvements, (),
+    judged = Judged(name, nodes, reference, times, predicted_s, unknown, joules, improvements, (), tuple(notes),
                     _bandwidths(machine, run, nodes), _command(job, name, nodes, machine))  # fmt: skip
     return replace(judged, problems=(*problems, *_against_requirements(job, judged)))
 
@@ -246,6 +256,26 @@ def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> It
         logged = _logged(checked, key)
         if logged is None or abs(logged - samples) > 0.01 * samples:  # some submitters log whole batches only
             yield f"{key} {logged}, not {samples}"
+
+
+def _against_machine(machine: Machine, results: ResultSet) -> Iterator[tuple[bool, str]]:
+    """Yield how the accelerators of a set (on a machine without any, its processors) differ from those of
+    ``machine``, with True; or one line with False if that is not known, as for most published logs."""
+    envs, described = [environment_of(log) for log in results.condensed], results.system_json or {}
+    stated = [env.cpu for env in envs] + [described.get("host_processor_model_name")]
+    if not machine.is_cpu:
+        models = (model for env in envs for node in (env, *env.nodes) for model in node.accelerators)
+        stated = [*models, described.get("accelerator_model_name")]
+    seen = list(dict.fromkeys(printable(name) for value in stated if (name := named(value))))
+    known = [
+        match for each in seen if (match := _MODEL.fullmatch(each)) and not _NO_MODEL.fullmatch(match[1])
+    ]
+    for match in known:
+        if other := another_device(machine, match[1], int(match[2] or 0)):
+            yield True, f"measured on {other}"
+    if not known:
+        wanted, found = machine.facts["accelerator.model"], few(seen, 3) or "its runs record no model"
+        yield False, f"not known whether it was measured on {wanted}: {found}"
 
 
 def _against_network(job: Job, run: Run, checked: SetCheck) -> Iterable[str]:

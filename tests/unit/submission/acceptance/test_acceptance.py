@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from golden.make_run import make_run
-from golden.make_tree import make_set
+from golden.make_tree import describe, make_set
 
 from mlhpc import cli
 from mlhpc.perf.machines import machine
@@ -210,6 +210,39 @@ def test_a_smaller_network_is_only_optimized(tmp_path, capsys, tier):
     status, _, jobs = judged(capsys, tmp_path / "set", "--acceptance", tmp_path / "small.toml")
     found = jobs["small"]["problems"]
     assert (status, found) == ((0, []) if tier == "optimized" else (1, ["network.conv_kernel 2, not 3"]))
+
+
+def job_of_run(capsys, folder: Path, *changes: tuple[str, str], settings=(), **env) -> dict:
+    """The tender's job universe, judged by a single run with ``settings`` that ran in ``env``."""
+    make_run(folder / "set/run", preset="closed", settings=settings, env=lambda facts: facts.update(env))
+    return judged(capsys, folder / "set", "--acceptance", tender(folder, *changes))[2]["universe"]
+
+
+@pytest.mark.parametrize(("accelerators", "fails", "note"), [
+    (["NVIDIA A100-SXM4-40GB, 40536 MiB"] * 4, "", ""),
+    (["Tesla V100-SXM2-16GB, 16384 MiB"] * 4, "measured on Tesla V100-SXM2-16GB instead of NVIDIA A100", ""),
+    (["NVIDIA A100-SXM4-80GB, 81920 MiB"] * 4, "measured on accelerators of 85.9 GB instead of 42.5 GB", ""),
+    ([], "", "its runs record no model"),
+    (["NVIDIA GPU, 40960 MiB"] * 4, "", "A100 SXM4 40 GB: NVIDIA GPU, 40960 MiB"),
+    (["AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"], "", "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"),
+])  # fmt: skip
+def test_a_job_measured_with_other_accelerators_fails(tmp_path, capsys, accelerators, fails, note):
+    job = job_of_run(capsys, tmp_path, accelerators=accelerators)
+    found = [each for each in job["problems"] if "measured on" in each]
+    assert [fails in each for each in found] == [True] * bool(fails)
+    assert [note in each for each in job["notes"]] == [True] * bool(note)
+
+
+def test_a_packed_job_was_measured_on_the_machine_described(tmp_path, capsys):
+    tree = tmp_path / "org"
+    make_set(tree, "cosmoflow", [10.0, 11.0])
+    for model, fails in (("NVIDIA A100-SXM4-40GB", False), ("NVIDIA V100", True), ("N/A", False)):
+        describe(
+            tree, "machine", number_of_nodes="2", accelerators_per_node="4", accelerator_model_name=model
+        )
+        *_, jobs = judged(capsys, tree, "--acceptance", tender(tmp_path))
+        assert any("NVIDIA V100 instead of" in each for each in jobs["universe"]["problems"]) is fails
+        assert bool(jobs["universe"]["notes"]) is (model == "N/A")
 
 
 def test_required_bandwidths_are_those_of_section_vii(tmp_path, capsys):
