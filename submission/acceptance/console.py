@@ -5,6 +5,7 @@ from functools import partial
 
 from rich.console import Console
 
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.pages.blocks import Cell, Columns, Table, number, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text
@@ -50,6 +51,10 @@ def _times(accepted: Acceptance) -> Table:
             return ""
         return Cell(duration_text(value.seconds) + " *" * bool(value.scaled), value=value.seconds)
 
+    def energy(each: Judged) -> Cell | str:
+        kind = NAMES[accepted.tender.jobs[each.name].energy_of]
+        return "" if each.joules is None else Cell(f"{joules_text(each.joules)}, {kind}", value=each.joules)
+
     columns: Columns[Judged] = {
         "job": lambda each: each.name,
         "tier": lambda each: accepted.tender.jobs[each.name].tier,
@@ -57,7 +62,7 @@ def _times(accepted: Acceptance) -> Table:
         "nodes": lambda each: str(each.nodes),
         **{column: partial(time, column) for column in ("reference", *COLUMNS)},
         "improvement": lambda each: number(each.improvements.get("measured"), digits),
-        "energy": lambda each: number(each.joules, joules_text),
+        "energy": energy,
     }
     return table("acceptance", accepted.jobs, columns, text_columns=3)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.load import differing, load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine
@@ -58,8 +58,9 @@ class Time:
 class Judged:
     """The verdict on a job on ``nodes`` nodes. ``times`` and ``improvements`` (c · U · S): by column, where known;
     ``unknown``: the reason if there is no prediction. ``predicted_s``: the predicted time with its interval.
-    ``joules``: energy of one training run. ``bandwidths``: required and offered, in bytes/s per node. ``command``:
-    the command that runs the job. ``notes``: what was not held against the set, and why."""
+    ``joules``: energy of one training run, of the kind that the job asks for. ``notes``: what was not held against
+    the set, and why. ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs
+    the job."""
 
     name: str
     nodes: int
@@ -150,9 +151,10 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
     problems, notes, joules = list[str](), list[str](), None
     if checked := _of_job(job, run, nodes, sets):
         problems += _against_tier(job, run, machine, checked)
-        for fails, line in _against_machine(machine, checked.results):
+        found = checked.results
+        for fails, line in (*_against_machine(machine, found), *_against_set(job, run, found)):
             (problems if fails else notes).append(line)
-        joules = widest(scored_joules(checked.score))
+        joules = scored_joules(checked.score).get(job.energy_of)
         try:
             times["measured"] = _measured(machine, run, nodes, checked, root)
         except UserError as error:
@@ -278,6 +280,24 @@ def _against_machine(machine: Machine, results: ResultSet) -> Iterator[tuple[boo
         yield False, f"not known whether it was measured on {wanted}: {found}"
 
 
+def _against_set(job: Job, run: Run, results: ResultSet) -> Iterator[tuple[bool, str]]:
+    """Yield the settings named in ``job.set`` that the runs have otherwise, with True in the closed tier, since
+    the others may change them; or one line with False if no run states its settings. Division, target and batch
+    size are judged elsewhere."""
+    elsewhere = {"division", "target.value", "hyperparameters.global_batch_size"}
+    keys = {setting.partition("=")[0].strip() for setting in job.set} - elsewhere
+    if keys and not results.configurations:
+        yield False, f"not known whether its runs had the tender's {', '.join(sorted(keys))}"
+    wanted, below = run.model_dump(mode="json"), tuple(f"{key}." for key in keys)
+    lines = (
+        f"{key} {own}, not {asked}"
+        for each in results.configurations.values()
+        for key, (asked, own) in differing(wanted, each.model_dump(mode="json")).items()
+        if f"{key}.".startswith(below)
+    )
+    yield from ((job.tier == "closed", line) for line in dict.fromkeys(lines))
+
+
 def _against_network(job: Job, run: Run, checked: SetCheck) -> Iterable[str]:
     """Yield the settings of the samples' shape and, unless the tier allows it, of the network that differ from
     those of ``run``. No log states them, so they are known only for run folders."""
@@ -305,7 +325,7 @@ def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:
         yield f"slower than the reference, {duration_text(judged.reference.seconds)}: S is below 1"
     if job.required_joules and (judged.joules is None or judged.joules > job.required_joules):
         measured = "no complete figure" if judged.joules is None else f"{judged.joules:.4g} J"
-        yield f"energy: {measured}, required {job.required_joules:.4g} J per training"
+        yield f"energy of {NAMES[job.energy_of]}: {measured}, required {job.required_joules:.4g} J per training"
 
 
 def _bandwidths(machine: Machine, run: Run, nodes: int) -> dict[str, float | None]:

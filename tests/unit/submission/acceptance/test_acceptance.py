@@ -139,7 +139,8 @@ def test_a_measurement_of_another_size_is_scaled_marked_and_decides_nothing(resu
 @pytest.mark.parametrize(("changes", "problem"), [
     ([('required_time = "15 min"', 'required_time = "14 min"')], "14 min 30 s, required 14 min"),
     ([("required_improvement = 3.0", "required_improvement = 300.0")], "improvement 82, required 300"),
-    ([('required_time = "15 min"', "required_joules = 1e9")], "energy: no complete figure, required 1e+09 J"),
+    ([('required_time = "15 min"', "required_joules = 1e9")],
+     "energy of whole nodes: no complete figure, required 1e+09 J"),
     ([("v0.7 LBNL corigpu_n64_tf1.15.0", "v2.0 NVIDIA dgxa100_n64_pytorch")], "S is below 1"),
     ([('machine = "perlmutter"', 'machine = "dgx-a100"')], "accelerators_per_node 4, not 8"),
     ([('benchmark = "cosmoflow"', 'benchmark = "cosmoflow"\nset = ["division=open"]')],
@@ -231,6 +232,45 @@ def test_a_job_measured_with_other_accelerators_fails(tmp_path, capsys, accelera
     found = [each for each in job["problems"] if "measured on" in each]
     assert [fails in each for each in found] == [True] * bool(fails)
     assert [note in each for each in job["notes"]] == [True] * bool(note)
+
+
+@pytest.mark.parametrize(("tier", "precision", "problems", "notes"), [
+    ("closed", "float32", 0, 0), ("closed", "mixed_float16", 1, 0), ("ported", "mixed_float16", 0, 1),
+])  # fmt: skip
+def test_the_closed_tier_requires_the_settings_of_the_tender(
+    tmp_path, capsys, tier, precision, problems, notes
+):
+    asked = 'set = ["training.precision=float32", "staging.mode=replicate"]\nchanges = "none"'
+    change = ("weight = 2.0", f'{asked}\ntier = "{tier}"')
+    job = job_of_run(capsys, tmp_path, change, settings=[f"training.precision={precision}"])
+    line = "training.precision mixed_float16, not float32"
+    assert (job["problems"].count(line), job["notes"].count(line)) == (problems, notes)
+    assert not [each for each in (*job["problems"], *job["notes"]) if "staging" in each]
+
+
+@pytest.mark.parametrize(("key", "shown", "problem"), [
+    ("", "3 MJ, whole nodes", "energy of whole nodes: 3e+06 J, required 2e+06 J per training"),
+    ('energy_of = "accelerators"\n', "1 MJ, accelerators", ""),
+    ('energy_of = "processors"\n', "", "energy of processors: no complete figure, required 2e+06 J per training"),
+])  # fmt: skip
+def test_energy_is_of_the_counters_that_the_tender_names_or_of_whole_nodes(
+    tmp_path, capsys, key, shown, problem
+):
+    """Each of ten runs: 1 MJ of accelerators, 3 MJ of nodes; the limit is 2 MJ."""
+    counted = {"accelerators": 1e6, "node": 3e6}
+    energy = {
+        kind: {"joules": j, "counters": 1, "source": "s", "problems": []} for kind, j in counted.items()
+    }
+    for n in range(10):
+        make_run(tmp_path / f"set/run-{n}", result=lambda result, n=n: result.update(seed=n, energy=energy))
+    (tmp_path / "t.toml").write_text(
+        'title = "T"\nreference_nodes = 1\n[system]\nmachine = "cori-knl"\nnodes = 1\n[jobs.universe]\n'
+        f'benchmark = "cosmoflow"\npreset = "smoke"\nnodes = 1\nrequired_joules = 2e6\n{key}'
+    )
+    cli.main(["score", str(tmp_path / "set"), "--acceptance", str(tmp_path / "t.toml")])
+    printed = capsys.readouterr().out
+    assert (f"energy: {shown}\n" in printed) is bool(shown) and problem in printed
+    assert ("energy of" in printed) is bool(problem)
 
 
 def test_a_packed_job_was_measured_on_the_machine_described(tmp_path, capsys):
