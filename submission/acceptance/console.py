@@ -40,7 +40,8 @@ def print_acceptance(accepted: Acceptance, console: Console) -> None:
     required = tender.required_improvement
     for column, value in accepted.improvements.items():
         wanted = f", required {digits(required)}" if required and column == "measured" else ""
-        say(console, f"improvement, {column}: {digits(value)}{wanted}")
+        mark = " *" * (column == "measured" and accepted.is_scaled)
+        say(console, f"improvement, {column}: {digits(value)}{mark}{wanted}")
     say(console, f"verdict: {_STATUS[accepted.status]}", "bold")
 
 
@@ -61,7 +62,9 @@ def _times(accepted: Acceptance) -> Table:
         "verdict": lambda each: Cell(each.verdict, tone=_TONES.get(each.verdict, "warning")),
         "nodes": lambda each: str(each.nodes),
         **{column: partial(time, column) for column in ("reference", *COLUMNS)},
-        "improvement": lambda each: number(each.improvements.get("measured"), digits),
+        "improvement": lambda each: number(
+            each.improvements.get("measured"), lambda value: digits(value) + " *" * each.is_scaled
+        ),
         "energy": energy,
     }
     return table("acceptance", accepted.jobs, columns, text_columns=3)

@@ -76,13 +76,16 @@ class Judged:
     command: str
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether the job was measured only at a different size, which is not sufficient for a verdict."""
+        return "measured" in self.times and bool(self.times["measured"].scaled)
+
+    @property
     def verdict(self) -> str:
-        """One of "passes", "fails", "missing" and "scaled" (measured only at a different size, which is not
-        sufficient for a verdict)."""
-        measured = self.times.get("measured")
-        if self.problems or measured is None:
+        """One of "passes", "fails", "missing" and "scaled"."""
+        if self.problems or "measured" not in self.times:
             return "fails" if self.problems else "missing"
-        return "scaled" if measured.scaled else "passes"
+        return "scaled" if self.is_scaled else "passes"
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,17 @@ class Acceptance:
         }
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether a time in the measured improvement was scaled, so that the improvement decides nothing."""
+        return any(each.reference and each.is_scaled for each in self.jobs)
+
+    @property
     def status(self) -> int:
         """The exit status: 0 if accepted, 1 if not, 3 if undecided because jobs are missing or were measured at a
         different size."""
         required, reached = self.tender.required_improvement or 0.0, self.improvements.get("measured")
         verdicts = {judged.verdict for judged in self.jobs}
-        if "fails" in verdicts or (reached is not None and reached < required):
+        if "fails" in verdicts or (reached is not None and reached < required and not self.is_scaled):
             return 1
         return 0 if verdicts == {"passes"} and (not required or reached is not None) else 3
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -124,16 +125,20 @@ def test_jobs_that_are_missing_are_planned_and_undecided(tmp_path, capsys):
 
 
 def test_a_measurement_of_another_size_is_scaled_marked_and_decides_nothing(results, tmp_path, capsys):
-    given = tender(
-        tmp_path, ('fraction = "50%"', "nodes = 4"), ('required_time = "15 min"', 'required_time = "1 s"')
-    )
+    """Neither does the mean of the improvements, of which none is near 1e5."""
+    given = tender(tmp_path, ('fraction = "50%"', "nodes = 4"),
+                   ("required_improvement = 10.0", "required_improvement = 1e5"),
+                   ('required_time = "15 min"', 'required_time = "1 s"'))  # fmt: skip
     status, _, jobs = judged(capsys, results, "--acceptance", given)
     measured = jobs["universe"]["times"]["measured"]
     assert measured["scaled"] == "2 nodes, batch 64" and measured["nodes"] == 4
     assert COSMOFLOW_MIN * 60 / 2 < measured["seconds"] < COSMOFLOW_MIN * 60
     assert jobs["universe"]["verdict"] == "scaled" and not jobs["universe"]["problems"] and status == 3
     cli.main(["score", str(results), "--acceptance", str(given)])
-    assert "* scaled by predict from 2 nodes, batch 64" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "* scaled by predict from 2 nodes, batch 64" in printed and "verdict: undecided" in printed
+    assert re.search(r"  improvement: \S+ \*\n", printed)
+    assert re.search(r"\nimprovement, measured: \S+ \*, required 100,000\n", printed)
 
 
 @pytest.mark.parametrize(("changes", "problem"), [
