@@ -107,13 +107,12 @@ class ResultSet:
         """The hardware and software of the run with the log ``log``, as far as it recorded them, and its platform,
         unless the folders of a tree name it. They must be the same in all runs of a score."""
         env, run = environment_of(log), self.configurations.get(log.path)
-        used = (run.benchmark, run.training.framework) if run else (self.benchmark, None)
         facts = {
             "accelerators": ", ".join(sorted(set(env.accelerators))),
             "processors": env.cpu,
             "cluster": env.cluster,
             "submission_platform": None if self.is_tree else named(log.value("submission_platform")),
-            "framework": framework_of(*used, env.packages),
+            "framework": framework_of(run.benchmark, run.training.framework, env.packages) if run else None,
         }
         return {key: value for key, value in facts.items() if value}
 

@@ -31,16 +31,16 @@ from mlhpc.quantities import count, duration_text
 from mlhpc.submission.acceptance.tender import Job, Tender
 from mlhpc.submission.check.check import SetCheck
 from mlhpc.submission.findings import verdict
-from mlhpc.submission.result_set import ResultSet, environment_of, named
+from mlhpc.submission.result_set import environment_of, named
 from mlhpc.submission.score.score import Strong
 from mlhpc.submission.score.set_score import division_of, scored_joules, target_of
 
 COLUMNS = ("offered", "predicted", "measured")
 _NOT_WHOLE = ("log/resumed", "log/emulated", "run/resumed", "run/status", "set/machine")
 """Rules that no tier may break: the clock covers a whole training, and all trainings ran on one machine."""
-_MODEL = re.compile(r"(.+?)(?:, (\d+) MiB)?")
-_NO_MODEL = re.compile(r"(?!.*\d\d).*|0x.*|aarch64|x86_64|.*\bMI200\b.*", re.IGNORECASE)
-"""Names that several models have: NVIDIA GPU, a number on the PCI bus, the series named by early ROCm."""
+_MODEL = re.compile(r"(?!0x|aarch64|x86_64|.*\bMI200\b)(?=[^,]*\d\d)(.+?)(?:, (\d+) MiB)?", re.IGNORECASE)
+"""The name of one model of device, and its memory; not NVIDIA GPU, an ID on the PCI bus, or the series that early
+ROCm names."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,7 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
     problems, notes, joules = list[str](), list[str](), None
     if checked := _of_job(job, run, nodes, sets):
         problems += _against_tier(job, run, machine, checked)
-        found = checked.results
-        for fails, line in (*_against_machine(machine, found), *_against_set(job, run, found)):
+        for fails, line in (*_against_machine(machine, checked), *_against_set(job, run, checked)):
             (problems if fails else notes).append(line)
         joules = scored_joules(checked.score).get(job.energy_of)
         try:
@@ -268,18 +267,17 @@ def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> It
             yield f"{key} {logged}, not {samples}"
 
 
-def _against_machine(machine: Machine, results: ResultSet) -> Iterator[tuple[bool, str]]:
+def _against_machine(machine: Machine, checked: SetCheck) -> Iterator[tuple[bool, str]]:
     """Yield how the accelerators of a set (on a machine without any, its processors) differ from those of
     ``machine``, with True; or one line with False if that is not known, as for most published logs."""
-    envs, described = [environment_of(log) for log in results.condensed], results.system_json or {}
+    envs = [environment_of(log) for log in checked.results.condensed]
+    described = checked.results.system_json or {}
     stated = [env.cpu for env in envs] + [described.get("host_processor_model_name")]
     if not machine.is_cpu:
         models = (model for env in envs for node in (env, *env.nodes) for model in node.accelerators)
         stated = [*models, described.get("accelerator_model_name")]
     seen = list(dict.fromkeys(printable(name) for value in stated if (name := named(value))))
-    known = [
-        match for each in seen if (match := _MODEL.fullmatch(each)) and not _NO_MODEL.fullmatch(match[1])
-    ]
+    known = list(filter(None, map(_MODEL.fullmatch, seen)))
     for match in known:
         if other := another_device(machine, match[1], int(match[2] or 0)):
             yield True, f"measured on {other}"
@@ -288,18 +286,18 @@ def _against_machine(machine: Machine, results: ResultSet) -> Iterator[tuple[boo
         yield False, f"not known whether it was measured on {wanted}: {found}"
 
 
-def _against_set(job: Job, run: Run, results: ResultSet) -> Iterator[tuple[bool, str]]:
+def _against_set(job: Job, run: Run, checked: SetCheck) -> Iterator[tuple[bool, str]]:
     """Yield the settings named in ``job.set`` that the runs have otherwise, with True in the closed tier, since
     the others may change them; or one line with False if no run states its settings. Division, target and batch
     size are judged elsewhere."""
     elsewhere = {"division", "target.value", "hyperparameters.global_batch_size"}
     keys = {setting.partition("=")[0].strip() for setting in job.set} - elsewhere
-    if keys and not results.configurations:
+    if keys and not checked.results.configurations:
         yield False, f"not known whether its runs had the tender's {', '.join(sorted(keys))}"
     wanted, below = run.model_dump(mode="json"), tuple(f"{key}." for key in keys)
     lines = (
         f"{key} {own}, not {asked}"
-        for each in results.configurations.values()
+        for each in checked.results.configurations.values()
         for key, (asked, own) in differing(wanted, each.model_dump(mode="json")).items()
         if f"{key}.".startswith(below)
     )

@@ -251,9 +251,7 @@ def _readme(
     commits = sorted({run.env.commit for run in runs if run.env.commit})
     packages = {item for run in runs for item in run.env.packages.items()}
     versions = "\n".join(f"- {package} {version}" for package, version in sorted(packages))
-    throughput = (
-        "; `config_weak.toml` and `run_and_time_weak.sh` are those of the throughput instances" * weak
-    )
+    throughput = "; `config_weak.toml` and `run_and_time_weak.sh` are of the throughput instances" * weak
     writes = "writes the manifest of the downloaded data set" if official else "generates the data set"
     return f"""# {benchmark} on {system}
 

@@ -53,9 +53,7 @@ def entries_of(results: ResultSet) -> list[Entry]:
         keys.append("submission_org")
     ran_on = {log.path: results.ran_on(log) for log in results.logs}
     # What a run did not record, because it ended early, does not make a set of its own.
-    known: dict[str, str] = {}
-    for facts in ran_on.values():
-        known = facts | known
+    known = {key: value for facts in reversed([*ran_on.values()]) for key, value in facts.items()}
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
