@@ -13,10 +13,9 @@ from mlhpc.benchmarks.load import dotted, loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
-from mlhpc.record.environment import Environment
+from mlhpc.record.environment import Environment, framework_of
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Target
-from mlhpc.submission.system.software import framework_of
 
 Metric = Literal["strong", "weak"]
 METRICS: tuple[Metric, Metric] = ("strong", "weak")

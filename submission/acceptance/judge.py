@@ -308,14 +308,14 @@ def _against_network(job: Job, run: Run, checked: SetCheck) -> Iterable[str]:
     """Yield the settings of the samples' shape and, unless the tier allows it, of the network that differ from
     those of ``run``. No log states them, so they are known only for run folders."""
     wanted = trained(run)
-    differing = (
+    lines = (
         f"{key} {own.get(key)}, not {wanted.get(key)}"
         for own in map(trained, checked.results.configurations.values())
         for key in wanted | own
         if own.get(key) != wanted.get(key)
         and (key == "data.sample_shape" or (key.startswith("network.") and job.tier != "optimized"))
     )
-    yield from dict.fromkeys(differing)
+    yield from dict.fromkeys(lines)
 
 
 def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:

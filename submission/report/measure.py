@@ -14,7 +14,7 @@ from typing import Any
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import COMPUTATION, Run
 from mlhpc.quantities import whole
-from mlhpc.record.environment import Environment
+from mlhpc.record.environment import Environment, framework_of
 from mlhpc.record.mllog import Log
 from mlhpc.record.phases import Phases, phases
 from mlhpc.record.result import Result, Target, energies_of
@@ -41,7 +41,6 @@ from mlhpc.submission.score.score import (
     shared_scale,
 )
 from mlhpc.submission.score.set_score import target_of
-from mlhpc.submission.system.software import framework_of
 
 
 def entries_of(results: ResultSet) -> list[Entry]:

@@ -13,7 +13,7 @@ from mlhpc.common.pages.html import render
 from mlhpc.perf.what_if import WhatIf
 from mlhpc.quantities import bytes_text, count, duration_text, four_digits, whole
 from mlhpc.record.energy import energy_table
-from mlhpc.record.environment import Machine, RankBinding, bindings_table, shared_cores
+from mlhpc.record.environment import Machine, RankBinding, bindings_table, packages_of, shared_cores
 from mlhpc.record.rank_table import RankTable, read_rank_table
 from mlhpc.record.result import Epoch, Result
 from mlhpc.record.run_directory import RunDirectory, running
@@ -21,7 +21,6 @@ from mlhpc.submission.findings import findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
 from mlhpc.submission.report.predicted import Beside, predicted_table, what_if_table
 from mlhpc.submission.report.summary import Part
-from mlhpc.submission.system.software import packages_of
 
 PROBLEMS_LISTED = 20
 _SLOWEST = 10
