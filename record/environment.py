@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.host.binding import first_overlap, parse_ranges, ranges
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.pages.blocks import Table, number, table
@@ -90,6 +91,36 @@ class Environment(Machine):
         names = self.variables if isinstance(self.variables, dict) else {}
         cluster = names.get("SLURM_CLUSTER_NAME")
         return cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
+
+
+_FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torch", "nvidia-dali")}
+
+
+def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
+    """Names and versions of those packages in an ``env.json`` that a run of ``benchmark`` with ``framework``
+    (None: the default framework) can have used. Packages of the other framework are omitted, unless the benchmark
+    is unknown."""
+    own = _family(str(benchmark), framework)
+    others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
+    return {name: version for name, version in installed.items() if not name.startswith(others)}
+
+
+def _family(benchmark: str, framework: str | None) -> str | None:
+    known = registry.find_logged(benchmark)
+    if known is None:
+        return None
+    used = known.frameworks.get(framework or "", known.frameworks[known.default_framework])
+    return next((family for family in _FRAMEWORKS if family in used.packages), None)
+
+
+def framework_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> str:
+    """The framework of a run and its version, such as ``torch 2.13.0``; empty if unknown."""
+    names = tuple(_FRAMEWORKS)
+    return ", ".join(
+        f"{name} {version}"
+        for name, version in packages_of(benchmark, framework, installed).items()
+        if name.startswith(names) and "vision" not in name
+    )
 
 
 def without_number(host: str | None) -> str | None:

@@ -13,6 +13,7 @@ from mlhpc.benchmarks.load import dotted, loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
+from mlhpc.record.environment import Environment, framework_of
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Target
 
@@ -101,6 +102,19 @@ class ResultSet:
         texts = {"description", "division", "submission"}
         return dict(dotted(run.model_dump(mode="json", exclude=texts, exclude_none=True))) if run else {}
 
+    def ran_on(self, log: Log) -> dict[str, str]:
+        """The hardware and software of the run with the log ``log``, as far as it recorded them, and its platform,
+        unless the folders of a tree name it. They must be the same in all runs of a score."""
+        env, run = environment_of(log), self.configurations.get(log.path)
+        facts = {
+            "accelerators": ", ".join(sorted(set(env.accelerators))),
+            "processors": env.cpu,
+            "cluster": env.cluster,
+            "submission_platform": None if self.is_tree else named(log.value("submission_platform")),
+            "framework": framework_of(run.benchmark, run.training.framework, env.packages) if run else None,
+        }
+        return {key: value for key, value in facts.items() if value}
+
     @property
     def fingerprint(self) -> frozenset[str]:
         """The fingerprints of the set's logs, which are the same for a set and its copies. Empty if a log cannot
@@ -124,6 +138,18 @@ class ResultSet:
             return int(fields["number_of_nodes"]) * max(int(fields["accelerators_per_node"]), 1)
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
+
+
+def environment_of(log: Log) -> Environment:
+    """The environment in the run folder of a log of this suite; empty if it is not known."""
+    known = log.path.name == "run.log" and Environment.read_or_none(log.path.with_name("env.json"))
+    return known or Environment()
+
+
+def named(value: Any) -> str | None:
+    """``value`` as text; None if it is empty or only stands for an unknown name."""
+    text = str(value).strip() if value else ""
+    return text if text and text.lower() not in ("n/a", "none", "unnamed") else None
 
 
 def _is_for_sets(key: str) -> bool:

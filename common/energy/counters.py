@@ -84,11 +84,6 @@ def mean_usage(usages: Sequence[Usage]) -> Usage:
     return {name: fmean(usage[name] for usage in usages if name in usage) for name in names}
 
 
-def widest(by_kind: Mapping[str, float]) -> float | None:
-    """The figure of the most comprehensive kind of counter available: node, else accelerators, else processors."""
-    return by_kind.get(shared_kind([by_kind]))
-
-
 def shared_kind(figures: Iterable[Mapping[str, float]]) -> str:
     """The most comprehensive kind of counter that all non-empty ``figures`` have in common, so that they can be
     compared; "" if there is none."""

@@ -38,17 +38,24 @@ def _differences(
 ) -> Iterator[str]:
     """Yield the differences, in words. ``name``: the measured device, empty if unknown. ``accelerators``: the
     node's accelerators as listed by the driver. ``cores``: the number of cores, counted in each possible way."""
-    if name and not is_of(machine.family, name):
-        yield f"{name} instead of {machine.facts['accelerator.model']}"
-    elif accelerators and (mib := accelerators[0].memory_mib):
-        memory = machine.figures["accelerator.memory"]
-        if abs(mib * 2**20 / memory - 1) > _NEAR:
-            yield f"accelerators of {bytes_text(mib * 2**20)} instead of {bytes_text(memory)}"
+    if differs := another_device(machine, name, accelerators[0].memory_mib if accelerators else None):
+        yield differs
     if len(accelerators) > machine.per_node:  # fewer may be visible in a batch job
         yield f"{len(accelerators)} accelerators per node instead of {machine.per_node}"
     listed = machine.facts.get("host.cores")
     if listed is not None and cores and int(listed) not in cores:
         yield f"{max(cores)} cores instead of {listed}"
+
+
+def another_device(machine: Machine, name: str, memory_mib: int | None) -> str:
+    """The difference of the device ``name`` from the accelerators of ``machine``, in words; empty if no difference
+    is known."""
+    if name and not is_of(machine.family, name):
+        return f"{name} instead of {machine.facts['accelerator.model']}"
+    memory, own = machine.figures["accelerator.memory"], (memory_mib or 0) * 2**20
+    if own and abs(own / memory - 1) > _NEAR:
+        return f"accelerators of {bytes_text(own)} instead of {bytes_text(memory)}"
+    return ""
 
 
 def is_of(family: str, name: str) -> bool:

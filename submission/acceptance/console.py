@@ -5,6 +5,7 @@ from functools import partial
 
 from rich.console import Console
 
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.pages.blocks import Cell, Columns, Table, number, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text
@@ -39,7 +40,8 @@ def print_acceptance(accepted: Acceptance, console: Console) -> None:
     required = tender.required_improvement
     for column, value in accepted.improvements.items():
         wanted = f", required {digits(required)}" if required and column == "measured" else ""
-        say(console, f"improvement, {column}: {digits(value)}{wanted}")
+        mark = " *" * (column == "measured" and accepted.is_scaled)
+        say(console, f"improvement, {column}: {digits(value)}{mark}{wanted}")
     say(console, f"verdict: {_STATUS[accepted.status]}", "bold")
 
 
@@ -50,20 +52,26 @@ def _times(accepted: Acceptance) -> Table:
             return ""
         return Cell(duration_text(value.seconds) + " *" * bool(value.scaled), value=value.seconds)
 
+    def energy(each: Judged) -> Cell | str:
+        kind = NAMES[accepted.tender.jobs[each.name].energy_of]
+        return "" if each.joules is None else Cell(f"{joules_text(each.joules)}, {kind}", value=each.joules)
+
     columns: Columns[Judged] = {
         "job": lambda each: each.name,
         "tier": lambda each: accepted.tender.jobs[each.name].tier,
         "verdict": lambda each: Cell(each.verdict, tone=_TONES.get(each.verdict, "warning")),
         "nodes": lambda each: str(each.nodes),
         **{column: partial(time, column) for column in ("reference", *COLUMNS)},
-        "improvement": lambda each: number(each.improvements.get("measured"), digits),
-        "energy": lambda each: number(each.joules, joules_text),
+        "improvement": lambda each: number(
+            each.improvements.get("measured"), lambda value: digits(value) + " *" * each.is_scaled
+        ),
+        "energy": energy,
     }
     return table("acceptance", accepted.jobs, columns, text_columns=3)
 
 
 def _lines(each: Judged, changes: str) -> Iterator[str]:
-    """Yield lines about a job: the sources of its times, reasons for unknown times, changes, and problems."""
+    """Yield lines about a job: sources of times, reasons for unknown times, changes, notes, problems."""
     for column, time in {"reference": each.reference, "measured": each.times.get("measured")}.items():
         if time:
             yield f"{column}: {time.source}" + f" * scaled by predict from {time.scaled}" * bool(time.scaled)
@@ -74,7 +82,7 @@ def _lines(each: Judged, changes: str) -> Iterator[str]:
         yield f"no prediction: {each.unknown}"
     if changes:
         yield f"changes: {changes}"
-    yield from (f"fails: {problem}" for problem in each.problems)
+    yield from (*each.notes, *(f"fails: {problem}" for problem in each.problems))
 
 
 def _bandwidths(accepted: Acceptance) -> Table:

@@ -7,33 +7,40 @@ the system's N nodes. S must be at least 1.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.load import differing, load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import NAMES
+from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import required_bandwidth
 from mlhpc.perf.prediction.model import Model, trained, with_batch
 from mlhpc.perf.prediction.result import NO_EPOCHS
+from mlhpc.perf.profile.host import another_device
 from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import count, duration_text
 from mlhpc.submission.acceptance.tender import Job, Tender
 from mlhpc.submission.check.check import SetCheck
 from mlhpc.submission.findings import verdict
+from mlhpc.submission.result_set import environment_of, named
 from mlhpc.submission.score.score import Strong
 from mlhpc.submission.score.set_score import division_of, scored_joules, target_of
 
 COLUMNS = ("offered", "predicted", "measured")
-_NOT_WHOLE = ("log/resumed", "log/emulated", "run/resumed", "run/status")
-"""Rules that no tier may break: the clock covers a whole training."""
+_NOT_WHOLE = ("log/resumed", "log/emulated", "run/resumed", "run/status", "set/machine")
+"""Rules that no tier may break: the clock covers a whole training, and all trainings ran on one machine."""
+_MODEL = re.compile(r"(?!0x|aarch64|x86_64|.*\bMI200\b)(?=[^,]*\d\d)(.+?)(?:, (\d+) MiB)?", re.IGNORECASE)
+"""The name of one model of device, and its memory; not NVIDIA GPU, an ID on the PCI bus, or the series that early
+ROCm names."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,9 @@ class Time:
 class Judged:
     """The verdict on a job on ``nodes`` nodes. ``times`` and ``improvements`` (c · U · S): by column, where known;
     ``unknown``: the reason if there is no prediction. ``predicted_s``: the predicted time with its interval.
-    ``joules``: energy of one training run. ``bandwidths``: required and offered, in bytes/s per node. ``command``:
-    the command that runs the job."""
+    ``joules``: energy of one training run, of the kind that the job asks for. ``notes``: what was not held against
+    the set, and why. ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs
+    the job."""
 
     name: str
     nodes: int
@@ -63,17 +71,21 @@ class Judged:
     joules: float | None
     improvements: dict[str, float]
     problems: tuple[str, ...]
+    notes: tuple[str, ...]
     bandwidths: dict[str, float | None]
     command: str
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether the job was measured only at a different size, which is not sufficient for a verdict."""
+        return "measured" in self.times and bool(self.times["measured"].scaled)
+
+    @property
     def verdict(self) -> str:
-        """One of "passes", "fails", "missing" and "scaled" (measured only at a different size, which is not
-        sufficient for a verdict)."""
-        measured = self.times.get("measured")
-        if self.problems or measured is None:
+        """One of "passes", "fails", "missing" and "scaled"."""
+        if self.problems or "measured" not in self.times:
             return "fails" if self.problems else "missing"
-        return "scaled" if measured.scaled else "passes"
+        return "scaled" if self.is_scaled else "passes"
 
 
 @dataclass(frozen=True)
@@ -96,12 +108,17 @@ class Acceptance:
         }
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether a time in the measured improvement was scaled, so that the improvement decides nothing."""
+        return any(each.reference and each.is_scaled for each in self.jobs)
+
+    @property
     def status(self) -> int:
         """The exit status: 0 if accepted, 1 if not, 3 if undecided because jobs are missing or were measured at a
         different size."""
         required, reached = self.tender.required_improvement or 0.0, self.improvements.get("measured")
         verdicts = {judged.verdict for judged in self.jobs}
-        if "fails" in verdicts or (reached is not None and reached < required):
+        if "fails" in verdicts or (reached is not None and reached < required and not self.is_scaled):
             return 1
         return 0 if verdicts == {"passes"} and (not required or reached is not None) else 3
 
@@ -139,10 +156,12 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
     except UserError as error:
         unknown = str(error)
     reference = _reference(job, run) if job.reference else None
-    problems, joules = list[str](), None
+    problems, notes, joules = list[str](), list[str](), None
     if checked := _of_job(job, run, nodes, sets):
         problems += _against_tier(job, run, machine, checked)
-        joules = widest(scored_joules(checked.score))
+        for fails, line in (*_against_machine(machine, checked), *_against_set(job, run, checked)):
+            (problems if fails else notes).append(line)
+        joules = scored_joules(checked.score).get(job.energy_of)
         try:
             times["measured"] = _measured(machine, run, nodes, checked, root)
         except UserError as error:
@@ -153,7 +172,7 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
         for column, time in times.items()
         if reference
     }
-    judged = Judged(name, nodes, reference, times, predicted_s, unknown, joules, improvements, (),
+    judged = Judged(name, nodes, reference, times, predicted_s, unknown, joules, improvements, (), tuple(notes),
                     _bandwidths(machine, run, nodes), _command(job, name, nodes, machine))  # fmt: skip
     return replace(judged, problems=(*problems, *_against_requirements(job, judged)))
 
@@ -248,18 +267,55 @@ def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> It
             yield f"{key} {logged}, not {samples}"
 
 
+def _against_machine(machine: Machine, checked: SetCheck) -> Iterator[tuple[bool, str]]:
+    """Yield how the accelerators of a set (on a machine without any, its processors) differ from those of
+    ``machine``, with True; or one line with False if that is not known, as for most published logs."""
+    envs = [environment_of(log) for log in checked.results.condensed]
+    described = checked.results.system_json or {}
+    stated = [env.cpu for env in envs] + [described.get("host_processor_model_name")]
+    if not machine.is_cpu:
+        models = (model for env in envs for node in (env, *env.nodes) for model in node.accelerators)
+        stated = [*models, described.get("accelerator_model_name")]
+    seen = list(dict.fromkeys(printable(name) for value in stated if (name := named(value))))
+    known = list(filter(None, map(_MODEL.fullmatch, seen)))
+    for match in known:
+        if other := another_device(machine, match[1], int(match[2] or 0)):
+            yield True, f"measured on {other}"
+    if not known:
+        wanted, found = machine.facts["accelerator.model"], few(seen, 3) or "its runs record no model"
+        yield False, f"not known whether it was measured on {wanted}: {found}"
+
+
+def _against_set(job: Job, run: Run, checked: SetCheck) -> Iterator[tuple[bool, str]]:
+    """Yield the settings named in ``job.set`` that the runs have otherwise, with True in the closed tier, since
+    the others may change them; or one line with False if no run states its settings. Division, target and batch
+    size are judged elsewhere."""
+    elsewhere = {"division", "target.value", "hyperparameters.global_batch_size"}
+    keys = {setting.partition("=")[0].strip() for setting in job.set} - elsewhere
+    if keys and not checked.results.configurations:
+        yield False, f"not known whether its runs had the tender's {', '.join(sorted(keys))}"
+    wanted, below = run.model_dump(mode="json"), tuple(f"{key}." for key in keys)
+    lines = (
+        f"{key} {own}, not {asked}"
+        for each in checked.results.configurations.values()
+        for key, (asked, own) in differing(wanted, each.model_dump(mode="json")).items()
+        if f"{key}.".startswith(below)
+    )
+    yield from ((job.tier == "closed", line) for line in dict.fromkeys(lines))
+
+
 def _against_network(job: Job, run: Run, checked: SetCheck) -> Iterable[str]:
     """Yield the settings of the samples' shape and, unless the tier allows it, of the network that differ from
     those of ``run``. No log states them, so they are known only for run folders."""
     wanted = trained(run)
-    differing = (
+    lines = (
         f"{key} {own.get(key)}, not {wanted.get(key)}"
         for own in map(trained, checked.results.configurations.values())
         for key in wanted | own
         if own.get(key) != wanted.get(key)
         and (key == "data.sample_shape" or (key.startswith("network.") and job.tier != "optimized"))
     )
-    yield from dict.fromkeys(differing)
+    yield from dict.fromkeys(lines)
 
 
 def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:
@@ -275,7 +331,7 @@ def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:
         yield f"slower than the reference, {duration_text(judged.reference.seconds)}: S is below 1"
     if job.required_joules and (judged.joules is None or judged.joules > job.required_joules):
         measured = "no complete figure" if judged.joules is None else f"{judged.joules:.4g} J"
-        yield f"energy: {measured}, required {job.required_joules:.4g} J per training"
+        yield f"energy of {NAMES[job.energy_of]}: {measured}, required {job.required_joules:.4g} J per training"
 
 
 def _bandwidths(machine: Machine, run: Run, nodes: int) -> dict[str, float | None]:

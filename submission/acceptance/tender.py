@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from mlhpc.benchmarks.load import at_line, load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.benchmarks.toml_lines import read_toml
+from mlhpc.common.energy.counters import Measured
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.prediction.model import with_batch
@@ -50,7 +51,8 @@ class System(_Table):
 class Job(_Table):
     """A job: a training run on ``nodes`` nodes, or on a ``fraction`` of the system's nodes. ``reference``: the
     name of a published set, whose time is scaled to ``reference_nodes`` nodes if that is set; ``offered``: the
-    time to train that the bidder offers. ``capability`` and ``weight``: c and w of the metric."""
+    time to train that the bidder offers. ``capability`` and ``weight``: c and w of the metric. ``required_joules``
+    is of the counters ``energy_of``."""
 
     benchmark: Name
     preset: Name = "closed"
@@ -68,6 +70,7 @@ class Job(_Table):
     required_time: Annotated[Positive, _parsed("s")] | None = None
     required_improvement: Positive | None = None
     required_joules: Positive | None = None
+    energy_of: Measured = "node"
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

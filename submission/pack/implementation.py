@@ -142,25 +142,39 @@ def _in_git(top: Path) -> list[Path]:
     return [Path(line) for line in listed.split("\0") if line]
 
 
-def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirectory]) -> None:
+def write_scripts(
+    to: Path, benchmark: str, system: str, runs: Sequence[RunDirectory], weak: Sequence[RunDirectory] = ()
+) -> None:
     """Write README.md, setup.sh, init_datasets.sh and run_and_time.sh for ``runs``, and their configuration, into
-    the new folder ``to``. For logs without a run folder, the scripts use the preset ``closed``."""
+    the new folder ``to``; and the last two also for the throughput instances ``weak``, if these differ. For logs
+    without a run folder, the scripts use the preset ``closed``."""
     to.mkdir(parents=True)
     run = next((r for r in runs if r.config), None)
     preset = run.preset if run and run.preset else "closed"
     benchmark = run.benchmark if run else registry.our_name(benchmark)
-    if run and run.config:
-        (to / "config.toml").write_text(dumps(run.config), "utf-8")
     official = bool(run and run.config and run.config.data.official)
+    own, of_weak = _of_set(benchmark, runs), _of_set(benchmark, weak or runs)
+    differs = of_weak != own
     files = {
         "setup.sh": _setup(benchmark),
         "init_datasets.sh": _init_datasets(benchmark, preset, official),
-        "run_and_time.sh": _run_and_time(benchmark, preset, (run and run.env.command) or ""),
-        "README.md": _readme(benchmark, system, preset, runs, official),
+        "README.md": _readme(benchmark, system, preset, [*runs, *weak], official, differs),
+        **own,
+        **({file.replace(".", "_weak."): text for file, text in of_weak.items()} if differs else {}),
     }
     for file, text in files.items():
         (to / file).write_text(text, "utf-8")
         (to / file).chmod(0o755 if file.endswith(".sh") else 0o644)
+
+
+def _of_set(benchmark: str, runs: Sequence[RunDirectory]) -> dict[str, str]:
+    """The files that are the same for all runs of a set: its command, and its configuration, if known."""
+    run = next((r for r in runs if r.config), None)
+    preset = run.preset if run and run.preset else "closed"
+    files = {"run_and_time.sh": _run_and_time(benchmark, preset, (run and run.env.command) or "")}
+    if run and run.config:
+        files["config.toml"] = dumps(run.config)
+    return files
 
 
 def _setup(benchmark: str) -> str:
@@ -231,15 +245,18 @@ def _words(command: str, benchmark: str, preset: str) -> Iterator[str]:
         yield from (flag, _PATHS[flag])
 
 
-def _readme(benchmark: str, system: str, preset: str, runs: Sequence[RunDirectory], official: bool) -> str:
+def _readme(
+    benchmark: str, system: str, preset: str, runs: Sequence[RunDirectory], official: bool, weak: bool
+) -> str:
     commits = sorted({run.env.commit for run in runs if run.env.commit})
-    packages = {k: v for run in runs for k, v in run.env.packages.items()}
-    versions = "\n".join(f"- {package} {version}" for package, version in sorted(packages.items()))
+    packages = {item for run in runs for item in run.env.packages.items()}
+    versions = "\n".join(f"- {package} {version}" for package, version in sorted(packages))
+    throughput = "; `config_weak.toml` and `run_and_time_weak.sh` are of the throughput instances" * weak
     writes = "writes the manifest of the downloaded data set" if official else "generates the data set"
     return f"""# {benchmark} on {system}
 
 The sources are in `../{name()}`; commit of the runs: {", ".join(commits) or "unknown"}; preset `{preset}`
-(`config.toml` has every setting).
+(`config.toml` has every setting{throughput}).
 
 1. `./setup.sh` creates the environment, which the other scripts then use.
 2. `DATA=/shared/{benchmark} ./init_datasets.sh` {writes}.

@@ -67,6 +67,11 @@ def about_system(
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
     yield from _spatial(fields, path, sets)
+    for key in ("accelerators", "processors"):
+        of_sets = ((results.ran_on(log).get(key) for log in results.condensed) for results in sets)
+        if len(models := {next(filter(None, models), "") for models in of_sets} - {""}) > 1:
+            remedy = "pack the sets of each machine separately, each with its own description"
+            yield finding("error", f"the same {key} in all sets", " and ".join(sorted(models)), remedy)
     for results in sets:
         divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:

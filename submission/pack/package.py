@@ -263,9 +263,10 @@ def _build(
                 shutil.copyfile(log, where / f"result_{number}.txt")
     for benchmark in sorted({results.benchmark for results in sets}):
         implementations = tree / "benchmarks" / benchmark / "implementations"
-        runs = [run for results in sets if results.benchmark == benchmark for run in runs_of(results)]
+        runs = {results.metric: runs_of(results) for results in sets if results.benchmark == benchmark}
+        weak = runs.get("weak", [])
         implementation.copy_sources(implementations / implementation.name())
-        implementation.write_scripts(implementations / name, benchmark, name, runs)
+        implementation.write_scripts(implementations / name, benchmark, name, runs.get("strong", weak), weak)
 
 
 def _scored(results: ResultSet) -> str:

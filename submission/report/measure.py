@@ -16,7 +16,7 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import COMPUTATION, Run
 from mlhpc.quantities import whole
 from mlhpc.record.energy import Energy
-from mlhpc.record.environment import Environment
+from mlhpc.record.environment import Environment, framework_of
 from mlhpc.record.mllog import Log
 from mlhpc.record.phases import Phases, phases
 from mlhpc.record.result import Result, Target, energies_of
@@ -32,8 +32,7 @@ from mlhpc.submission.report.entry import (
     Entry,
     RunFacts,
 )
-from mlhpc.submission.report.summary import framework_of
-from mlhpc.submission.result_set import ResultSet
+from mlhpc.submission.result_set import ResultSet, environment_of, named
 from mlhpc.submission.score.score import (
     RESUMED,
     SHARED_COUNTERS,
@@ -54,15 +53,15 @@ def entries_of(results: ResultSet) -> list[Entry]:
             "number_of_ranks", "train_samples", "submission_benchmark", "submission_division", "resumed",
             "preset_version", "parts_version"]  # fmt: skip
     if not results.is_tree:  # in a tree the folders name the submitter
-        keys += ["submission_org", "submission_platform"]
-    ran_on = {log.path: _ran_on(log) for log in results.logs}
-    # A run that did not record it, because it ended early, does not make a set of its own.
-    known = next(filter(None, ran_on.values()), ())
+        keys.append("submission_org")
+    ran_on = {log.path: results.ran_on(log) for log in results.logs}
+    # What a run did not record, because it ended early, does not make a set of its own.
+    known = {key: value for facts in reversed([*ran_on.values()]) for key, value in facts.items()}
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
             continue  # a study's only epoch ends early and an emulated run computes nothing: neither is training
-        settings, where = results.settings_of(log), ran_on[log.path] or known
+        settings, where = results.settings_of(log), known | ran_on[log.path]
         configuration = (*(log.value(key) for key in keys), settings, where)
         groups.setdefault(tuple(map(str, configuration)), []).append(log)
     split = len(groups) > 1
@@ -80,7 +79,8 @@ def _of_resumed(score: Strong | Weak) -> Strong | Weak:
 
 def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     description = results.system_json or {}
-    result, env = _own_run(logs[0])
+    env, log = environment_of(logs[0]), logs[0].path
+    result = Result.read_or_none(log.with_name("result.json")) if log.name == "run.log" else None
     value = logs[0].value
     logged = str(value("submission_benchmark") or "")
     benchmark = (logged if split else results.benchmark) or logged or results.benchmark or "unknown"
@@ -117,11 +117,11 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     runs, left_out, over = _measured_runs(logs, target, score)
     if value("resumed"):
         score, left_out, over = score and _of_resumed(score), (), OVER_RESUMED
-    logged_org = _named(value("submission_org"))
+    logged_org = named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
-    platform, run = _named(value("submission_platform")), results.configurations.get(logs[0].path)
+    platform, run = named(value("submission_platform")), results.configurations.get(logs[0].path)
     system = results.system or platform or env.hostname or results.path.name
-    processor = _named(description.get("host_processor_model_name")) or env.cpu
+    processor = named(description.get("host_processor_model_name")) or env.cpu
     # In a tree, each size of a machine is a system of its own.
     line = org, unit, _place((machine, processor, None if results.is_tree else platform or env.cluster), run)
     of_run = (result.benchmark, result.framework) if result else (None, None)
@@ -252,21 +252,6 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
     return "open", f"the system description says {stated[0]}, the log {stated[1]}"
 
 
-def _own_run(log: Log) -> tuple[Result | None, Environment]:
-    """The result and environment in the run folder, if the log was written by this suite."""
-    if log.path.name != "run.log":
-        return None, Environment()
-    env = Environment.read_or_none(log.path.with_name("env.json"))
-    return Result.read_or_none(log.path.with_name("result.json")), env or Environment()
-
-
-def _ran_on(log: Log) -> tuple[object, ...]:
-    """Hardware, cluster and framework of a run of this suite; empty if it did not record them."""
-    env = _own_run(log)[1]
-    facts = env.cpu, sorted(set(env.accelerators)), env.cluster, framework_of(None, None, env.packages)
-    return facts if any(facts) else ()
-
-
 def _units(
     log: Log, description: dict[str, Any], result: Result | None, env: Environment
 ) -> tuple[str, str, int | None, int | None]:
@@ -277,12 +262,10 @@ def _units(
     logged = log.value("accelerators_per_node")
     each = _count(logged if logged is not None else description.get("accelerators_per_node"))
     if nodes and each:
-        model = _named(description.get("accelerator_model_name")) or ", ".join(
-            dict.fromkeys(env.accelerators)
-        )
+        model = named(description.get("accelerator_model_name")) or ", ".join(dict.fromkeys(env.accelerators))
         total = _count(log.value("number_of_accelerators")) or nodes * each
         return "accelerator", model or "model not known", total, nodes
-    model = _named(description.get("host_processor_model_name")) or env.cpu or "model not known"
+    model = named(description.get("host_processor_model_name")) or env.cpu or "model not known"
     processors = _count(description.get("host_processors_per_node"))
     if nodes and processors:
         return "processor", model, nodes * processors, nodes
@@ -344,11 +327,6 @@ def _count(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if 0 < number <= sys.maxsize else None
-
-
-def _named(value: Any) -> str | None:
-    text = str(value).strip() if value else ""
-    return text if text and text.lower() not in ("n/a", "none", "unnamed") else None
 
 
 def _month(log: Log) -> str:

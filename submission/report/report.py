@@ -15,6 +15,7 @@ from mlhpc.perf.machines import machine as find_machine
 from mlhpc.perf.what_if import Change, what_if
 from mlhpc.quantities import bytes_text, count, digits, duration_text
 from mlhpc.record.energy import energy_line, in_order
+from mlhpc.record.environment import packages_of
 from mlhpc.record.progress import Follower
 from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
@@ -29,7 +30,6 @@ from mlhpc.submission.report.summary import (
     data_rate,
     memory_text,
     no_score,
-    packages_of,
     parts,
     place,
     progress_facts,

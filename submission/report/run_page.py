@@ -13,7 +13,7 @@ from mlhpc.common.pages.html import render
 from mlhpc.perf.what_if import WhatIf
 from mlhpc.quantities import bytes_text, count, duration_text, four_digits, whole
 from mlhpc.record.energy import energy_table
-from mlhpc.record.environment import Machine, RankBinding, bindings_table, shared_cores
+from mlhpc.record.environment import Machine, RankBinding, bindings_table, packages_of, shared_cores
 from mlhpc.record.rank_table import RankTable, read_rank_table
 from mlhpc.record.result import Epoch, Result
 from mlhpc.record.run_directory import RunDirectory, running
@@ -321,7 +321,7 @@ def _some(hosts: Sequence[str]) -> str:
 
 def _provenance(run: RunDirectory) -> Facts:
     env, result = run.env, run.result
-    packages = summary.packages_of(run.benchmark, run.framework, env.packages)
+    packages = packages_of(run.benchmark, run.framework, env.packages)
     samples = result.samples if result else None
     sizes = samples and f"{samples.train} for training, {samples.eval} for evaluation"
     facts = {

@@ -2,11 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.energy.counters import NAMES as MEASURED
 from mlhpc.errors import few
@@ -60,36 +59,6 @@ def _positive(value: float | None) -> float | None:
 def rules_text(run: RunDirectory, ruleset: str | None) -> str:
     """The rules under which ``run`` is checked, as text: "hpc 2.0.0", or "no rules of MLPerf"."""
     return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
-
-
-_FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torch", "nvidia-dali")}
-
-
-def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
-    """Names and versions of those packages in an ``env.json`` that a run of ``benchmark`` with ``framework``
-    (None: the default framework) can have used. Packages of the other framework are omitted, unless the benchmark
-    is unknown."""
-    own = _family(str(benchmark), framework)
-    others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
-    return {name: version for name, version in installed.items() if not name.startswith(others)}
-
-
-def _family(benchmark: str, framework: str | None) -> str | None:
-    known = registry.find_logged(benchmark)
-    if known is None:
-        return None
-    used = known.frameworks.get(framework or "", known.frameworks[known.default_framework])
-    return next((family for family in _FRAMEWORKS if family in used.packages), None)
-
-
-def framework_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> str:
-    """The framework of a run and its version, such as ``torch 2.13.0``; empty if unknown."""
-    names = tuple(_FRAMEWORKS)
-    return ", ".join(
-        f"{name} {version}"
-        for name, version in packages_of(benchmark, framework, installed).items()
-        if name.startswith(names) and "vision" not in name
-    )
 
 
 def commit(env: Environment) -> str | None:

@@ -146,6 +146,7 @@ def set_findings(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     yield from _one_benchmark(results)
     yield from _one_division(results)
     yield from _one_configuration(results)
+    yield from _one_machine(results)
     yield from _distinct_seeds(results)
     yield from _distinct_runs(results)
     yield from _system_fields(results)
@@ -245,13 +246,26 @@ def _one_configuration(results: ResultSet) -> Iterator[Finding]:
     for key in dict.fromkeys(key for each in settings for key in each):
         if key.rpartition(".")[2] not in keys:
             stated[key] = [each.get(key) for each in settings]
+    remedy = "all runs of a score must have the same configuration: put them into separate sets"
+    yield from _unequal("settings", results, stated, remedy)
+
+
+def _one_machine(results: ResultSet) -> Iterator[Finding]:
+    ran_on = [results.ran_on(log) for log in results.condensed]
+    for key in dict.fromkeys(key for each in ran_on for key in each):
+        rule = "framework" if key == "framework" else "machine"
+        stated = {key: [each[key] for each in ran_on if key in each]}
+        yield from _unequal(rule, results, stated, "score the runs of each as a set of their own")
+
+
+def _unequal(rule: str, results: ResultSet, stated: dict[str, list[Any]], remedy: str) -> Iterator[Finding]:
+    """Findings on each key whose ``stated`` values are not the same in all runs."""
     for key, found in stated.items():
         values = Counter(map(_comparable, found))
         if len(values) > 1:
             actual = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
             expected = f"the same {key} in all runs of a score"
-            remedy = "all runs of a score must have the same configuration: put them into separate sets"
-            yield _finding("settings", "error", f"{results.path.name}/", expected, actual, remedy)
+            yield _finding(rule, "error", f"{results.path.name}/", expected, actual, remedy)
 
 
 def _comparable(value: Any) -> str:

@@ -5,13 +5,14 @@ import hashlib
 import io
 import json
 import math
+import re
 import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 from golden.make_run import make_run
-from golden.make_tree import make_set
+from golden.make_tree import describe, make_set
 
 from mlhpc import cli
 from mlhpc.perf.machines import machine
@@ -124,22 +125,27 @@ def test_jobs_that_are_missing_are_planned_and_undecided(tmp_path, capsys):
 
 
 def test_a_measurement_of_another_size_is_scaled_marked_and_decides_nothing(results, tmp_path, capsys):
-    given = tender(
-        tmp_path, ('fraction = "50%"', "nodes = 4"), ('required_time = "15 min"', 'required_time = "1 s"')
-    )
+    """Neither does the mean of the improvements, of which none is near 1e5."""
+    given = tender(tmp_path, ('fraction = "50%"', "nodes = 4"),
+                   ("required_improvement = 10.0", "required_improvement = 1e5"),
+                   ('required_time = "15 min"', 'required_time = "1 s"'))  # fmt: skip
     status, _, jobs = judged(capsys, results, "--acceptance", given)
     measured = jobs["universe"]["times"]["measured"]
     assert measured["scaled"] == "2 nodes, batch 64" and measured["nodes"] == 4
     assert COSMOFLOW_MIN * 60 / 2 < measured["seconds"] < COSMOFLOW_MIN * 60
     assert jobs["universe"]["verdict"] == "scaled" and not jobs["universe"]["problems"] and status == 3
     cli.main(["score", str(results), "--acceptance", str(given)])
-    assert "* scaled by predict from 2 nodes, batch 64" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "* scaled by predict from 2 nodes, batch 64" in printed and "verdict: undecided" in printed
+    assert re.search(r"  improvement: \S+ \*\n", printed)
+    assert re.search(r"\nimprovement, measured: \S+ \*, required 100,000\n", printed)
 
 
 @pytest.mark.parametrize(("changes", "problem"), [
     ([('required_time = "15 min"', 'required_time = "14 min"')], "14 min 30 s, required 14 min"),
     ([("required_improvement = 3.0", "required_improvement = 300.0")], "improvement 82, required 300"),
-    ([('required_time = "15 min"', "required_joules = 1e9")], "energy: no complete figure, required 1e+09 J"),
+    ([('required_time = "15 min"', "required_joules = 1e9")],
+     "energy of whole nodes: no complete figure, required 1e+09 J"),
     ([("v0.7 LBNL corigpu_n64_tf1.15.0", "v2.0 NVIDIA dgxa100_n64_pytorch")], "S is below 1"),
     ([('machine = "perlmutter"', 'machine = "dgx-a100"')], "accelerators_per_node 4, not 8"),
     ([('benchmark = "cosmoflow"', 'benchmark = "cosmoflow"\nset = ["division=open"]')],
@@ -210,6 +216,78 @@ def test_a_smaller_network_is_only_optimized(tmp_path, capsys, tier):
     status, _, jobs = judged(capsys, tmp_path / "set", "--acceptance", tmp_path / "small.toml")
     found = jobs["small"]["problems"]
     assert (status, found) == ((0, []) if tier == "optimized" else (1, ["network.conv_kernel 2, not 3"]))
+
+
+def job_of_run(capsys, folder: Path, *changes: tuple[str, str], settings=(), **env) -> dict:
+    """The tender's job universe, judged by a single run with ``settings`` that ran in ``env``."""
+    make_run(folder / "set/run", preset="closed", settings=settings, env=lambda facts: facts.update(env))
+    return judged(capsys, folder / "set", "--acceptance", tender(folder, *changes))[2]["universe"]
+
+
+@pytest.mark.parametrize(("accelerators", "fails", "note"), [
+    (["NVIDIA A100-SXM4-40GB, 40536 MiB"] * 4, "", ""),
+    (["Tesla V100-SXM2-16GB, 16384 MiB"] * 4, "measured on Tesla V100-SXM2-16GB instead of NVIDIA A100", ""),
+    (["NVIDIA A100-SXM4-80GB, 81920 MiB"] * 4, "measured on accelerators of 85.9 GB instead of 42.5 GB", ""),
+    ([], "", "its runs record no model"),
+    (["NVIDIA GPU, 40960 MiB"] * 4, "", "A100 SXM4 40 GB: NVIDIA GPU, 40960 MiB"),
+    (["AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"], "", "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"),
+])  # fmt: skip
+def test_a_job_measured_with_other_accelerators_fails(tmp_path, capsys, accelerators, fails, note):
+    job = job_of_run(capsys, tmp_path, accelerators=accelerators)
+    found = [each for each in job["problems"] if "measured on" in each]
+    assert [fails in each for each in found] == [True] * bool(fails)
+    assert [note in each for each in job["notes"]] == [True] * bool(note)
+
+
+@pytest.mark.parametrize(("tier", "precision", "problems", "notes"), [
+    ("closed", "float32", 0, 0), ("closed", "mixed_float16", 1, 0), ("ported", "mixed_float16", 0, 1),
+])  # fmt: skip
+def test_the_closed_tier_requires_the_settings_of_the_tender(
+    tmp_path, capsys, tier, precision, problems, notes
+):
+    asked = 'set = ["training.precision=float32", "staging.mode=replicate"]\nchanges = "none"'
+    change = ("weight = 2.0", f'{asked}\ntier = "{tier}"')
+    job = job_of_run(capsys, tmp_path, change, settings=[f"training.precision={precision}"])
+    line = "training.precision mixed_float16, not float32"
+    assert (job["problems"].count(line), job["notes"].count(line)) == (problems, notes)
+    assert not [each for each in (*job["problems"], *job["notes"]) if "staging" in each]
+
+
+@pytest.mark.parametrize(("key", "shown", "problem"), [
+    ("", "3 MJ, whole nodes", "energy of whole nodes: 3e+06 J, required 2e+06 J per training"),
+    ('energy_of = "accelerators"\n', "1 MJ, accelerators", ""),
+    ('energy_of = "processors"\n', "", "energy of processors: no complete figure, required 2e+06 J per training"),
+])  # fmt: skip
+def test_energy_is_of_the_counters_that_the_tender_names_or_of_whole_nodes(
+    tmp_path, capsys, key, shown, problem
+):
+    """Each of ten runs: 1 MJ of accelerators, 3 MJ of nodes; the limit is 2 MJ."""
+    counted = {"accelerators": 1e6, "node": 3e6}
+    energy = {
+        kind: {"joules": j, "counters": 1, "source": "s", "problems": []} for kind, j in counted.items()
+    }
+    for n in range(10):
+        make_run(tmp_path / f"set/run-{n}", result=lambda result, n=n: result.update(seed=n, energy=energy))
+    (tmp_path / "t.toml").write_text(
+        'title = "T"\nreference_nodes = 1\n[system]\nmachine = "cori-knl"\nnodes = 1\n[jobs.universe]\n'
+        f'benchmark = "cosmoflow"\npreset = "smoke"\nnodes = 1\nrequired_joules = 2e6\n{key}'
+    )
+    cli.main(["score", str(tmp_path / "set"), "--acceptance", str(tmp_path / "t.toml")])
+    printed = capsys.readouterr().out
+    assert (f"energy: {shown}\n" in printed) is bool(shown) and problem in printed
+    assert ("energy of" in printed) is bool(problem)
+
+
+def test_a_packed_job_was_measured_on_the_machine_described(tmp_path, capsys):
+    tree = tmp_path / "org"
+    make_set(tree, "cosmoflow", [10.0, 11.0])
+    for model, fails in (("NVIDIA A100-SXM4-40GB", False), ("NVIDIA V100", True), ("N/A", False)):
+        describe(
+            tree, "machine", number_of_nodes="2", accelerators_per_node="4", accelerator_model_name=model
+        )
+        *_, jobs = judged(capsys, tree, "--acceptance", tender(tmp_path))
+        assert any("NVIDIA V100 instead of" in each for each in jobs["universe"]["problems"]) is fails
+        assert bool(jobs["universe"]["notes"]) is (model == "N/A")
 
 
 def test_required_bandwidths_are_those_of_section_vii(tmp_path, capsys):

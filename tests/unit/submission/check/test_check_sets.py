@@ -261,6 +261,36 @@ def test_runs_of_a_score_have_the_same_settings_also_those_that_no_log_states(tm
     assert [entry.logs for entry in compare([tmp_path]).entries] == [3, 1]
 
 
+@pytest.mark.parametrize(("first", "second", "differ"), [
+    ({"accelerators": ["NVIDIA A100"] * 4}, {"accelerators": ["NVIDIA V100"] * 4}, ["set/machine"]),
+    ({"cpu": "EPYC 7742"}, {"cpu": "Xeon 6148"}, ["set/machine"]),
+    ({"variables": {"SLURM_CLUSTER_NAME": "a"}}, {"variables": {"SLURM_CLUSTER_NAME": "b"}}, ["set/machine"]),
+    ({"submission_platform": "a"}, {"submission_platform": "b"}, ["set/machine"]),
+    ({"packages": {"tensorflow": "2.18.1"}}, {"packages": {"tensorflow": "2.19.0"}}, ["set/framework"]),
+    # Not the same, but no evidence of two machines: an unused framework, host names, and what one did not record.
+    ({"packages": {"tensorflow": "2.18.1", "torch": "2.6"}}, {"packages": {"tensorflow": "2.18.1"}}, []),
+    ({"hostname": "n1"}, {"hostname": "n2"}, []),
+    ({"accelerators": ["NVIDIA A100"] * 4, "cpu": None}, {"accelerators": [], "packages": {}}, []),
+    ({"submission_platform": "a"}, {"submission_platform": "unnamed"}, []),
+])  # fmt: skip
+def test_a_score_is_of_one_machine_by_the_rule_that_divides_a_comparison(
+    first: dict[str, Any], second: dict[str, Any], differ: list[str], tmp_path: Path
+) -> None:
+    for n, facts in enumerate((first, second, first)):
+        platform = facts.get("submission_platform", "unnamed")
+
+        def log(made: Records, n: int = n, platform: str = platform) -> None:
+            says("seed", n)(made), says("submission_platform", platform)(made)
+            for record in made:
+                record["time_ms"] += 3_600_000 * n
+
+        make_run(tmp_path / f"run-{n}", log=log, env=lambda env, facts=facts: env.update(facts),
+                 result=lambda result, n=n: result.update(seed=n))  # fmt: skip
+    checked, sets = only(tmp_path), [entry.logs for entry in compare([tmp_path]).entries]
+    assert [f.rule for f in checked.findings if f.severity == "error"] == differ
+    assert sets == ([2, 1] if differ else [3])
+
+
 OLD = {
     "0.5": ":::MLPv0.5.0 resnet {0}.1 (train.py:1) run_start\n:::MLPv0.5.0 resnet {0}.5 (train.py:9) run_stop\n",
     "0.6": ':::MLL {0}.1 run_start: {{"value": null, "metadata": {{}}}}\n'

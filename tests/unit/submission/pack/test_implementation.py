@@ -11,7 +11,7 @@ from golden.make_run import make_run
 
 import mlhpc
 from mlhpc.record.environment import Environment
-from mlhpc.record.run_directory import read
+from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.submission.pack import implementation
 
 RECORD = """#!/bin/bash
@@ -66,6 +66,35 @@ def test_init_datasets_works_as_described_in_the_readme(
     implementation.write_scripts(folder / "cluster", "cosmoflow", "cluster", [run])
     assert arguments(folder / "cluster" / "init_datasets.sh", DATA="/d") == expected
     assert sentence in (folder / "cluster" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("batch", "files"), [(128, 0), (64, 2)])
+def test_throughput_instances_of_other_settings_have_files_of_their_own(
+    batch: int, files: int, folder: Path, tmp_path: Path
+) -> None:
+    def run(name: str, size: int) -> RunDirectory:
+        setting = f"hyperparameters.global_batch_size={size}"
+        command = f"mlhpc run cosmoflow --set {setting} --out {name} --seed {size}"
+        packages = {"keras": "3.15.1", "numpy": f"2.0.{size}"}
+        made = make_run(tmp_path / name, settings=[setting],
+                        env=lambda env: env.update(command=command, packages=packages))  # fmt: skip
+        return read(made)
+
+    runs, weak = [run("strong", 128)], [run("weak", batch)]
+    implementation.write_scripts(folder / "cluster", "cosmoflow", "cluster", runs, weak)
+    here = folder / "cluster"
+    assert "global_batch_size = 128\n" in (here / "config.toml").read_text()
+    assert "hyperparameters.global_batch_size=128" in arguments(here / "run_and_time.sh", DATA="d", OUT="o")
+    assert len(list(here.glob("*_weak.*"))) == files
+    readme = (here / "README.md").read_text()
+    assert ("config_weak.toml" in readme and "run_and_time_weak.sh" in readme) is bool(files)
+    assert [line for line in readme.splitlines() if "numpy" in line] == sorted(
+        {"- numpy 2.0.128", f"- numpy 2.0.{batch}"}
+    )
+    if files:
+        assert "global_batch_size = 64\n" in (here / "config_weak.toml").read_text()
+        script = here / "run_and_time_weak.sh"
+        assert "hyperparameters.global_batch_size=64" in arguments(script, DATA="d", OUT="o")
 
 
 def test_names_from_a_run_directory_are_quoted_in_the_scripts(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from helpers.packing import SYSTEM, golden, resnet_log, rules
 from mlhpc import cli
 from mlhpc.errors import UserError
 from mlhpc.submission.pack import implementation
+from mlhpc.submission.pack.pack_rules import about_system
 from mlhpc.submission.pack.package import pack
+from mlhpc.submission.result_sets import result_sets
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,17 @@ def test_an_inconsistent_set_is_refused(closed_set, system_file, tmp_path, spoil
     made = pack(runs, org="Lab", system_file=system_file(), out=tmp_path / "out")
     assert rule in rules(made.findings)
     assert made.tree is None and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("cpu", "refused"), [(None, False), ("AMD EPYC 7742", True)])
+def test_sets_of_two_machines_are_not_packed_with_one_description(closed_set, tmp_path, cpu, refused):
+    """The runs of the first set record another processor; one that records none is not known to differ."""
+    run = golden(tmp_path / "weak", 1)
+    env = json.loads((run / "env.json").read_text())
+    (run / "env.json").write_text(json.dumps(env | {"cpu": cpu}))
+    sets = [*result_sets(closed_set), *result_sets(run)]
+    expected = {f.expected for f in about_system(SYSTEM, Path("system.json"), "Lab", sets)}
+    assert ("the same processors in all sets" in expected) is refused
 
 
 def cut(run):

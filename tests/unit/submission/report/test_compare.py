@@ -233,13 +233,15 @@ def test_a_run_is_reported_with_its_own_framework(
 
 
 def test_runs_on_different_machines_or_frameworks_are_different_sets(tmp_path: Path) -> None:
-    """Whatever the first run was; a run without env.json belongs to the others."""
+    """Whatever the first run was; a run without env.json, or of no named
+    cluster, belongs to the others."""
     changes = {
         "n0": {},
         "n1": {"hostname": "n1"},
         "cpu": {"cpu": "EPYC"},
         "tensorflow": {"packages": {"tensorflow-cpu": "2.99"}},
         "cluster": {"variables": {"SLURM_CLUSTER_NAME": "gamma"}},
+        "another": {"variables": {"SLURM_CLUSTER_NAME": "delta"}},
     }
     for number, (name, facts) in enumerate({**changes, "unknown": {}}.items()):
 
@@ -252,6 +254,6 @@ def test_runs_on_different_machines_or_frameworks_are_different_sets(tmp_path: P
     cpu, model = "Intel(R) Xeon(R) Processor <test & quote>", "Intel Xeon Processor <test & quote>"
     entries = compare([tmp_path / "set"]).entries
     assert sorted((e.machine, e.software[-6:], e.line[2], e.logs) for e in entries) == sorted([
-        (cpu, "2.18.1", model, 3), ("EPYC", "2.18.1", "EPYC", 1), (cpu, "u 2.99", model, 1),
-        (cpu, "2.18.1", f"{model}, gamma", 1),
+        (cpu, "2.18.1", model, 4), ("EPYC", "2.18.1", "EPYC", 1), (cpu, "u 2.99", model, 1),
+        (cpu, "2.18.1", f"{model}, delta", 1),
     ])  # fmt: skip
