@@ -17,6 +17,7 @@ from mlhpc.common.data.manifest import File, Manifest, load
 from mlhpc.common.data.partition import Shards, balance
 from mlhpc.common.data.verify import verify
 from mlhpc.common.files import atomic, locks
+from mlhpc.common.ranks.links import linked
 from mlhpc.common.staging import exchange as module
 from mlhpc.common.staging import moves, transfer
 from mlhpc.common.staging.exchange import EXCHANGE, Exchanged, transfers
@@ -126,7 +127,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_every_file_somewhere(tmp_pa
 
     staged: list[bool] = []
     monkeypatch.setattr(atomic, "write_all", full)
-    monkeypatch.setattr(module, "linked", lambda *a, _real=module.linked: staged.append(True) or _real(*a))
+    monkeypatch.setattr(module, "linked", lambda *a: staged.append(True) or linked(*a))
     outcomes = exchanged(source, tmp_path, 2, 1, [1])
     assert str(outcomes[0]).startswith("rank 1: ") and "No space left on device (" in str(outcomes[0]), (
         outcomes
