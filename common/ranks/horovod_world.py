@@ -35,15 +35,20 @@ class HorovodWorld(SocketWorld):
 
     @classmethod
     def start(
-        cls, info: RankInfo, roll_call: RollCall | None, listener: socket.socket, timeout_s: float = 60.0
+        cls,
+        info: RankInfo,
+        roll_call: RollCall | None,
+        tree: Tree | None,
+        listener: socket.socket,
+        timeout_s: float = 60.0,
     ) -> Self:
-        """Start Horovod on the ranks that answered the roll call. If ``roll_call`` is None because the launcher
-        does not report the host of rank 0 (horovodrun, mpirun), start Horovod first and call the roll over it.
+        """Start Horovod on the ranks that answered the roll call. If ``roll_call`` and ``tree`` are None because
+        the launcher does not report the host of rank 0 (horovodrun, mpirun), start Horovod first, call the roll
+        over it, and grow the tree from ``listener``.
 
         Raises ``UserError`` if Horovod's ranks differ from the launcher's.
         """
         _take_one_gpu(info.local_rank)
-        tree = Tree.grow(info.rank, roll_call, listener) if roll_call else None
         if roll_call and tree and not _uses_mpi():
             _set_up_gloo(info, roll_call, tree)
         if info.launcher == "mpirun" and not hvd.mpi_built():

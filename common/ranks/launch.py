@@ -22,6 +22,7 @@ from mlhpc.common.ranks.rendezvous import Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.socket_world import (
     COLLECTIVES,
+    SYMPTOM_S,
     Mpi,
     SocketWorld,
     Tree,
@@ -69,20 +70,23 @@ def connect(
     listener = open_listener(info)
     roll_call = call_roll(info, env, timeout_s, listener.getsockname()[1]) if info.leader else None
     try:
-        if framework != "horovod":
-            assert roll_call is not None
-            # Connect before loading PyTorch, which can take one rank minutes longer than another.
-            tree = _tree(framework, info, env, roll_call, listener)
-            if framework == "sockets":
-                return SocketWorld.of(info, roll_call, tree)
-            from mlhpc.common.ranks.torch_world import TorchWorld
+        # Connect before loading a framework, which can take one rank minutes longer than another.
+        if framework == "horovod":
+            grown = Tree.grow(info.rank, roll_call, listener) if roll_call else None
+            from mlhpc.common.ranks.horovod_world import HorovodWorld
 
-            return TorchWorld.start(info, roll_call, tree)
-        from mlhpc.common.ranks.horovod_world import HorovodWorld
+            return HorovodWorld.start(info, roll_call, grown, listener, timeout_s)
+        assert roll_call is not None
+        tree = _tree(framework, info, env, roll_call, listener)
+        if framework == "sockets":
+            return SocketWorld.of(info, roll_call, tree)
+        from mlhpc.common.ranks.torch_world import TorchWorld
 
-        return HorovodWorld.start(info, roll_call, listener, timeout_s)
+        return TorchWorld.start(info, roll_call, tree)
     except BaseException as error:
         if roll_call:
+            if isinstance(error, ConnectionError | EOFError):
+                roll_call.wait_for_loss(SYMPTOM_S)  # the roll call identifies the lost rank
             roll_call.fail(reason_of(error))
             if isinstance(error, UserError) and roll_call.reported_elsewhere():
                 raise AlreadyReported(str(error)) from error

@@ -111,13 +111,13 @@ class Ring:
 
         def copy_and_receive() -> Copied:
             make_folders(self._target, {os.path.dirname(file.path) for file in self._number})
+            pool.submit(links.attempt, send_all)
             receiving = pool.submit(links.attempt, receive_all)
             copied = copy(links.failures)
             receiving.result()
             return copied
 
         with ThreadPoolExecutor(2, thread_name_prefix="ring") as pool:
-            pool.submit(links.attempt, send_all)
             copied = links.attempt(copy_and_receive)
             self._to_send.put(None)
         links.raise_failure()

@@ -162,15 +162,15 @@ def _gate(options: argparse.Namespace) -> int:
     from mlhpc.history.health import health
     from mlhpc.history.index import opened
 
+    if not options.nodes and not (options.runs and options.baseline):
+        raise UserError("nothing to compare; pass runs and --baseline, or --nodes")
     with opened(_store(options)) as index:
         if options.nodes:
             result = health(index.measured(["kind=node"]), tolerance_of(options.tolerance))
-        elif options.runs and options.baseline:
+        else:
             rules = rules_of(options.rules, options.tolerance)
             new = [pair for text in options.runs for pair in measured(index, text, options.system)]
             result = gate(new, baseline_of(index, options.baseline, new), rules)
-        else:
-            raise UserError("nothing to compare; pass runs and --baseline, or --nodes")
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:

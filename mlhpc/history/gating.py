@@ -38,7 +38,7 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
     try:
         rules = {each["metric"]: tolerance_of(each.get("tolerance", tolerance)) for each in content["rule"]}
     except (KeyError, TypeError, AttributeError):
-        rules = {}
+        raise UserError(f"{path}: expected [[rule]] tables with metric and tolerance") from None
     if not rules:
         raise UserError(f"{path} has no rules; add [[rule]] tables with metric and tolerance")
     for metric in rules:

@@ -1,9 +1,9 @@
 """One rank of a test: connects, runs every collective, and ends as the command line says.
 
-``python program.py HOW [RANK]``, HOW one of well, absent, kill, raise, leave, midway, gradients. RANK (default
-1) does it; the others wait for it in a collective. midway: killed while a collective carries data, and the roll
-call of the others hears of it after the collective failed. FRAMEWORK is horovod (default) or torch; ROLL_CALL_S
-is the time of the roll call in seconds.
+``python program.py HOW [RANK]``, HOW one of well, absent, loading, kill, raise, leave, midway, gradients. RANK
+(default 1) does it; the others wait for it in a collective. loading: killed before it has loaded its framework.
+midway: killed while a collective carries data, and the roll call of the others hears of it after the collective
+failed. FRAMEWORK is horovod (default) or torch; ROLL_CALL_S is the time of the roll call in seconds.
 """
 
 import os
@@ -25,6 +25,8 @@ FRAMEWORK: Any = os.environ.get("FRAMEWORK", "horovod")
 def main(how: str, who: int = 1) -> int:
     if how == "absent" and environment.identify(os.environ).rank == who:
         return 0
+    if how == "loading" and environment.identify(os.environ).rank == who:
+        launch.Tree.grow = die_afterwards(launch.Tree.grow)
     try:
         world = launch.connect(FRAMEWORK, timeout_s=float(os.environ.get("ROLL_CALL_S", "60")))
     except UserError as error:
@@ -38,6 +40,15 @@ def main(how: str, who: int = 1) -> int:
     world.close()
     print(f"rank {world.rank}/{world.size} node {world.node}/{world.nodes} by {world.launcher} is done")
     return 0
+
+
+def die_afterwards(grow: Any) -> Any:
+    def grown(*words: Any) -> None:
+        grow(*words)
+        time.sleep(1.0)  # the others wait for this rank by now
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return grown
 
 
 def work(world: Any, how: str, who: int) -> None:

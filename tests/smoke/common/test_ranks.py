@@ -78,6 +78,14 @@ def test_a_lost_rank_ends_the_other_and_is_named(framework, how, who, reason):
     assert output.count(f"callback: {line}") == 1, output
 
 
+@FRAMEWORKS
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_a_rank_lost_before_it_has_loaded_its_framework_is_named(framework, who):
+    done = run_locally("loading", who, framework=framework)
+    assert f"rank {who} on {os.uname().nodename} was lost in phase 'start': killed" in done.stderr
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr
+
+
 def test_a_missing_rank_is_named():
     done = run_locally("absent", ROLL_CALL_S="3")
     assert done.returncode == 2 and "rank 1 of 2 did not connect within 3 s" in done.stderr

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -169,6 +170,21 @@ def test_a_rank_stops_copying_its_own_share_when_another_rank_of_its_ring_fails(
     assert {str(outcome) for outcome in outcomes} == {str(outcomes[0])}
     assert str(outcomes[0]).startswith(f"rank 2: {root / bad.path} cannot be read")
     assert len(copied) < 100
+
+
+def test_a_rank_that_cannot_start_a_thread_ends_all(source, tmp_path, monkeypatch):
+    real, started = threading.Thread.start, []
+
+    def start(thread):
+        if thread.name.startswith("ring"):
+            started.append(thread)
+            if len(started) == 1:  # as when a limit on processes is reached
+                raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    outcomes = read_once(source, tmp_path, 2, 1)
+    assert all("can't start new thread" in str(outcome) for outcome in outcomes), outcomes
 
 
 def test_bytes_damaged_on_the_way_are_found(source, tmp_path, monkeypatch):

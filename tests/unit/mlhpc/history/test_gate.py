@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from golden.make_run import make_run
 from scipy import stats
 
 from mlhpc import cli
+from mlhpc.errors import UserError
 from mlhpc.history.gate import gate, paired_ratio, ratio_interval
 from mlhpc.history.gate import tested as one_test
+from mlhpc.history.gating import rules_of
 from mlhpc.history.health import health
 from mlhpc.history.store import put
 from mlhpc.history.tables import gate_lines
@@ -190,6 +193,20 @@ def test_bad_input_is_one_line(store: Path, capsys, words: list[str]) -> None:
     put(store, HistoryRecord(kind="run", benchmark="cosmoflow", when="2026-01-01T00:00:00Z", runs=(figures,)))
     assert cli.main(["history", "gate", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("", "expected [[rule]] tables"),
+        ("[[rule]]\nmetric = 'epochs'\n[[rule]]\ntolerance = '5%'", "expected [[rule]] tables"),
+        ("rule = []", "has no rules"),
+    ],
+)
+def test_what_is_wrong_with_rules_is_said(tmp_path: Path, rules: str, said: str) -> None:
+    (tmp_path / "rules.toml").write_text(rules)
+    with pytest.raises(UserError, match=re.escape(said)):
+        rules_of(tmp_path / "rules.toml", "5%")
 
 
 def test_a_slow_node_is_found(store: Path, capsys) -> None:
