@@ -10,6 +10,9 @@ from mlhpc.iobench.simulate.simulation import Service, System, simulate
 from mlhpc.quantities import count
 
 _HALVINGS = 30
+_STEPS = 200
+_SAMPLES = 200_000
+"""Maximum steps and samples per rank of each of the simulations that ``fit`` compares."""
 SPREAD = 0.03
 """Maximum relative difference between the rates of equal runs."""
 APART = 1.3
@@ -72,12 +75,18 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     try:
         service, call_s = _services(one)
         system = System(cores=one["rank_results"][0]["cores"], ranks_per_node=2)
-        steps = {ranks: min(200, result["epochs"][0]["steps"]) for ranks, result in by_ranks.items()}
+        steps = {ranks: min(_STEPS, result["epochs"][0]["steps"]) for ranks, result in by_ranks.items()}
         rates = min(one["samples_per_s"], two["samples_per_s"])
     except (KeyError, IndexError, TypeError, ZeroDivisionError):
         raise UserError("the runs recorded no read times; repeat them with this version of io run") from None
     if not rates > 0:
         raise UserError("a run recorded no throughput, so there is nothing to simulate")
+
+    for ranks, workload in ran.items():
+        most = _SAMPLES // workload.reader.batch_size
+        if most < 1:
+            raise UserError(f"a batch of {count(workload.reader.batch_size, 'sample')} is too large to simulate")
+        steps[ranks] = min(steps[ranks], most)
 
     def rate(ranks: int, share: float) -> float:
         divided = _divided(service, call_s, share)

@@ -115,8 +115,10 @@ class _Simulation:
         self._count = self._arrived = 0
 
     def run(self) -> Simulated:
+        # More threads than samples in the queue have nothing to do.
+        threads = min(max(1, self._reader.threads), self._room, self._ranks[0].samples)
         for rank in range(len(self._ranks)):
-            for _ in range(max(1, self._reader.threads)):
+            for _ in range(threads):
                 self._claim(0.0, rank)
         now = 0.0
         while self._events:

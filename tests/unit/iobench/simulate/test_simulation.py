@@ -142,3 +142,19 @@ def test_runs_that_say_nothing_are_refused():
     ):
         with pytest.raises(UserError, match=reason):
             fit(known, results)
+
+
+def test_no_run_makes_a_simulation_endless():
+    """More threads than the four samples in the queue have nothing to do; a batch can exceed any memory."""
+    known = workload()
+    one, two = results_of(known, SERVICE)
+
+    def stating(threads):
+        reader = {**one["workload"]["reader"], "threads": threads}
+        return {**one, "workload": {**one["workload"], "reader": reader}}
+
+    assert fit(known, [stating(10**12), two]) == fit(known, [stating(4), two])
+    large = workload(dataset={"files": 10**12}, batch_size=10**12)
+    results = [{**each, "workload": large.model_dump(mode="json", exclude_none=True)} for each in (one, two)]
+    with pytest.raises(UserError, match="1,000,000,000,000 samples is too large to simulate"):
+        fit(large, results)
