@@ -69,4 +69,5 @@ def first_problem(error: ValidationError) -> str:
     """The first problem found when validating an object, with its key, in one line."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
-    return printable(f"{key + ': ' if key else ''}{problem['msg']}")
+    message = problem["msg"].removeprefix("Value error, ")
+    return printable(f"{key + ': ' if key else ''}{message}")

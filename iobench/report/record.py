@@ -2,7 +2,7 @@
 by it before they are judged, drawn or simulated.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -106,6 +106,12 @@ class Timeline(Part):
     computing_s: list[Amount]
     waiting_s: list[Amount]
 
+    @model_validator(mode="after")
+    def _as_long(self) -> Self:
+        if len({*map(len, (self.read_bytes, self.checkpoint_bytes, self.computing_s, self.waiting_s))}) > 1:
+            raise ValueError("has lists of different lengths")
+        return self
+
 
 class CheckpointTimes(Part):
     kind: Literal["write", "read"]
@@ -164,7 +170,7 @@ class Result(Part):
         return content
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Result":
+    def _consistent(self) -> Self:
         if len(self.rank_results) != self.ranks:
             raise ValueError(f"has {len(self.rank_results)} rank_results for {self.ranks} ranks")
         if self.nodes > self.ranks:

@@ -85,7 +85,9 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     for ranks, workload in ran.items():
         most = _SAMPLES // workload.reader.batch_size
         if most < 1:
-            raise UserError(f"a batch of {count(workload.reader.batch_size, 'sample')} is too large to simulate")
+            raise UserError(
+                f"a batch of {count(workload.reader.batch_size, 'sample')} is too large to simulate"
+            )
         steps[ranks] = min(steps[ranks], most)
 
     def rate(ranks: int, share: float) -> float:

@@ -11,6 +11,8 @@ from mlhpc.iobench.report.check import check_runs, read_result
 from mlhpc.iobench.report.console import epochs_table, summary_lines
 from mlhpc.iobench.report.page import _over_time, page
 
+OVER_TIME = {"interval_s": 1.0, "read_bytes": [1.0], "checkpoint_bytes": [0.0], "waiting_s": [1.0]}
+
 
 def write(folder: Path, result) -> Path:
     folder.mkdir()
@@ -44,6 +46,7 @@ def test_keys_of_the_workload_that_are_left_out_have_their_defaults(tmp_path):
         ("nodes", 2, "has 2 nodes for 1 ranks"),
         ("workload", {"name": "x"}, "nothing to do"),
         ("kind", "training", "kind: "),
+        ("timeline", {**OVER_TIME, "computing_s": []}, "timeline: has lists of different lengths"),
         ("au_null_percent", None, "a binding without au_null_percent"),
     ],
 )
