@@ -83,12 +83,12 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
         raise UserError("a run recorded no throughput, so there is nothing to simulate")
 
     for ranks, workload in ran.items():
-        most = _SAMPLES // workload.reader.batch_size
-        if most < 1:
+        at_most = _SAMPLES // workload.reader.batch_size
+        if at_most < 1:
             raise UserError(
                 f"a batch of {count(workload.reader.batch_size, 'sample')} is too large to simulate"
             )
-        steps[ranks] = min(steps[ranks], most)
+        steps[ranks] = min(steps[ranks], at_most)
 
     def rate(ranks: int, share: float) -> float:
         divided = _divided(service, call_s, share)

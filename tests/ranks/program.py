@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mlhpc.common.ranks import environment, launch
+from mlhpc.common.ranks.socket_world import Tree
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.errors import UserError
 
@@ -26,7 +27,8 @@ def main(how: str, who: int = 1) -> int:
     if how == "absent" and environment.identify(os.environ).rank == who:
         return 0
     if how == "loading" and environment.identify(os.environ).rank == who:
-        launch.Tree.grow = die_afterwards(launch.Tree.grow)
+        tree: Any = Tree
+        tree.grow = die_afterwards(Tree.grow)
     try:
         world = launch.connect(FRAMEWORK, timeout_s=float(os.environ.get("ROLL_CALL_S", "60")))
     except UserError as error:
