@@ -52,6 +52,11 @@ class Memory:
     peak_at: str
     evaluation: int = 0
 
+    @property
+    def needed(self) -> int:
+        """The larger peak of a step and an evaluation."""
+        return max(self.peak, self.evaluation)
+
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator, a GPU or

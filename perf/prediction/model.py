@@ -200,7 +200,7 @@ class Model:
             "flops": net.training_flops,
             "traffic_bytes": moved,
             **asdict(self.bytes),
-            "memory": [[n, memory_of(run, n, gpu=not machine.is_cpu).peak] for n in by_batch],
+            "memory": [[n, memory_of(run, n, gpu=not machine.is_cpu).needed] for n in by_batch],
             "gaps": gaps(machine),
             "costs": [[n, asdict(cost)] for n, cost in by_batch.items()],
             "unstaged_step_s": self.interval(self.step(nodes, group, local, shared))[0].value,
@@ -423,7 +423,7 @@ class Fits:
         and optimizer state."""
         memory = self.memory(local)
         weights = memory.parameters + memory.copies + memory.optimizer
-        return weights + (max(memory.peak, memory.evaluation) - weights) / together
+        return weights + (memory.needed - weights) / together
 
     def _largest(self, together: int) -> int:
         """Samples in the largest backward pass that fits; 0 if none fits."""
