@@ -28,7 +28,7 @@ def unused(run: Run, ranks: int, *, staged: bool) -> dict[str, str]:
 
 
 def warn_of_unused(run: Run, settings: Sequence[str], world: World, *, staged: bool) -> None:
-    """Print a warning, on rank 0, that names those of ``settings`` (``table.key=value``) that have no effect."""
+    """On rank 0, warn about ``settings`` (``table.key=value``) that have no effect."""
     reasons = unused(run, world.size, staged=staged)
     keys = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
     found = "; ".join(f"{key} {reasons[key]}" for key in keys if key in reasons)

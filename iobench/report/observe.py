@@ -127,7 +127,7 @@ def read_observation(folder: Path) -> dict[str, float]:
 def parse(lines: Iterable[str], below: str) -> Reads:
     """The reads of files whose path begins with ``below``, in a log of ``strace -f -ttt -T -y -s 0``."""
     reads, files = Reads(), dict[str, dict[tuple[str, str], _File]]()
-    process: dict[str, str] = {}  # of each thread, whose descriptors are those of its process
+    process_of: dict[str, str] = {}  # by thread; the threads of a process share its descriptors
     unfinished: dict[tuple[str, str], tuple[str, str]] = {}
     for line in lines:
         text = line.rstrip("\n")
@@ -141,9 +141,9 @@ def parse(lines: Iterable[str], below: str) -> Reads:
         if not match:
             continue
         thread, start, call, arguments, result, _, duration = match.groups()
-        own = process.get(thread, thread)
+        own = process_of.get(thread, thread)
         if call.startswith("clone"):
-            process[result] = own if "CLONE_THREAD" in arguments else result
+            process_of[result] = own if "CLONE_THREAD" in arguments else result
             continue
         of_process = files.setdefault(own, {})
         _note(reads, of_process, below, call, arguments, int(result), float(start), float(duration))

@@ -58,8 +58,8 @@ class Time:
 class Judged:
     """The verdict on a job on ``nodes`` nodes. ``times`` and ``improvements`` (c · U · S): by column, where known;
     ``unknown``: the reason if there is no prediction. ``predicted_s``: the predicted time with its interval.
-    ``joules``: energy of one training run, of the kind that the job asks for. ``notes``: what was not held against
-    the set, and why. ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs
+    ``joules``: energy per training run, from the kind of counter that the job specifies. ``notes``: remarks that do
+    not affect the verdict. ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs
     the job."""
 
     name: str
@@ -268,8 +268,9 @@ def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> It
 
 
 def _against_machine(machine: Machine, checked: SetCheck) -> Iterator[tuple[bool, str]]:
-    """Yield how the accelerators of a set (on a machine without any, its processors) differ from those of
-    ``machine``, with True; or one line with False if that is not known, as for most published logs."""
+    """Compare the accelerators of a set with those of ``machine``; on a CPU-only machine, the processors. Yields
+    (True, difference) for each mismatch, or one (False, reason) if the models are unknown, as in most published
+    logs."""
     envs = [environment_of(log) for log in checked.results.condensed]
     described = checked.results.system_json or {}
     stated = [env.cpu for env in envs] + [described.get("host_processor_model_name")]

@@ -113,7 +113,7 @@ def devices(
     chosen = {
         "FAKE_CUDA_DEVICE": _words(_model(model)),
         "FAKE_CUDA_SET": _words(changes or {}),
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number))),  # `make test` hides those that are there
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number))),  # `make test` hides real GPUs
     }
     return chosen | ({"FAKE_CUDA_REPORT": str(report)} if report else {})
 

@@ -182,7 +182,7 @@ def iteration(of: Subject) -> tuple[Callable[[], torch.Tensor], StepTimer]:
 
 
 def measure(of: Subject, steps: int) -> dict[str, Any]:
-    """Times of so many steps, ms per step, and what the allocator counts in them."""
+    """Time ``steps`` steps (ms per step), and read the allocator's counters."""
     step, timer = iteration(of)
 
     def steps_done(steps: int) -> None:
