@@ -58,9 +58,9 @@ class Time:
 class Judged:
     """The verdict on a job on ``nodes`` nodes. ``times`` and ``improvements`` (c · U · S): by column, where known;
     ``unknown``: the reason if there is no prediction. ``predicted_s``: the predicted time with its interval.
-    ``joules``: energy per training run, from the kind of counter that the job specifies. ``notes``: remarks that do
-    not affect the verdict. ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs
-    the job."""
+    ``joules``: energy per training run, from the kind of counter that the job specifies. ``notes``: remarks that
+    do not affect the verdict. ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command
+    that runs the job."""
 
     name: str
     nodes: int
